@@ -1,0 +1,118 @@
+//! The client: a handle to its task.
+
+use crate::process::Process;
+use crate::task::{self, Order, Transport};
+use crate::{ExecServerError, dial};
+use portcullis_protocol::init::{InitializeParams, InitializeResult};
+use portcullis_protocol::process::StartParams;
+use portcullis_protocol::rpc;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::sync::Arc;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
+
+/// Calls on their way to the task.
+const QUEUE: usize = 128;
+/// Events of one process that its owner has not taken yet.
+const EVENTS: usize = 256;
+
+/// How to reach a server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExecServerClientConnectOptions {
+    /// Where: `ws://HOST:PORT`.
+    pub url: String,
+    /// Who calls; any text.
+    pub client_name: String,
+}
+
+/// A client of an exec-server. Clones share one connection, which ends when the last is dropped.
+#[derive(Debug, Clone)]
+pub struct ExecServerClient {
+    orders: mpsc::Sender<Order>,
+    initialized: Arc<InitializeResult>,
+}
+
+impl ExecServerClient {
+    /// Connects over a WebSocket. Answers the client and its task, which the caller joins after dropping the client.
+    ///
+    /// # Errors
+    /// See [`ExecServerError`].
+    pub async fn connect(options: &ExecServerClientConnectOptions) -> Result<(Self, JoinHandle<()>), ExecServerError> {
+        let (transport, carrier) = dial::websocket(&options.url).await?;
+        Self::begin(transport, Some(carrier), &options.client_name).await
+    }
+
+    /// Connects over a transport of the caller's. Otherwise like [`Self::connect`].
+    ///
+    /// # Errors
+    /// See [`ExecServerError`].
+    pub async fn over(transport: Transport, client_name: &str) -> Result<(Self, JoinHandle<()>), ExecServerError> {
+        Self::begin(transport, None, client_name).await
+    }
+
+    async fn begin(
+        transport: Transport,
+        carrier: Option<JoinHandle<()>>,
+        client_name: &str,
+    ) -> Result<(Self, JoinHandle<()>), ExecServerError> {
+        let (orders, queue) = mpsc::channel(QUEUE);
+        let task = tokio::spawn(task::run(transport, queue, carrier));
+        let params = InitializeParams { client_name: client_name.to_owned(), resume_session_id: None };
+        let initialized: InitializeResult = call(&orders, "initialize", &params).await?;
+        let text =
+            rpc::notification_text("initialized", &serde_json::json!({})).map_err(|error| unwritable("initialized", &error))?;
+        send(&orders, Order::Notify { text }).await?;
+        Ok((Self { orders, initialized: Arc::new(initialized) }, task))
+    }
+
+    /// What the server said of itself.
+    #[must_use]
+    pub fn initialized(&self) -> &InitializeResult {
+        &self.initialized
+    }
+
+    /// Calls any method.
+    ///
+    /// # Errors
+    /// See [`ExecServerError`].
+    pub async fn call<R: DeserializeOwned>(&self, method: &str, params: &impl Serialize) -> Result<R, ExecServerError> {
+        call(&self.orders, method, params).await
+    }
+
+    /// Starts a process. Its events are kept from the first on, up to a bound, after which the server is held up.
+    ///
+    /// # Errors
+    /// See [`ExecServerError`]. After [`ExecServerError::Disconnected`] it may or may not run.
+    pub async fn start(&self, params: &StartParams) -> Result<Process, ExecServerError> {
+        let (events, receiver) = mpsc::channel(EVENTS);
+        send(&self.orders, Order::Listen { process: params.process_id.clone(), events }).await?;
+        let started = self.call("process/start", params).await?;
+        Ok(Process { client: self.clone(), started, events: receiver })
+    }
+}
+
+async fn call<R: DeserializeOwned>(
+    orders: &mpsc::Sender<Order>,
+    method: &str,
+    params: &impl Serialize,
+) -> Result<R, ExecServerError> {
+    let (answer, answered) = oneshot::channel();
+    let params = serde_json::to_string(params).map_err(|error| unwritable(method, &error))?;
+    send(orders, Order::Call { method: method.to_owned(), params, answer }).await?;
+    let result = answered.await.map_err(|_| gone())??;
+    serde_json::from_str(result.get())
+        .map_err(|error| ExecServerError::Answer { method: method.to_owned(), reason: error.to_string() })
+}
+
+async fn send(orders: &mpsc::Sender<Order>, order: Order) -> Result<(), ExecServerError> {
+    orders.send(order).await.map_err(|_| gone())
+}
+
+fn gone() -> ExecServerError {
+    ExecServerError::Disconnected("the server is gone".to_owned())
+}
+
+fn unwritable(method: &str, error: &serde_json::Error) -> ExecServerError {
+    ExecServerError::Answer { method: method.to_owned(), reason: format!("its parameters cannot be written: {error}") }
+}

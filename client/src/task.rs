@@ -1,0 +1,136 @@
+//! The client's task: it alone owns the transport, the calls that wait, and who hears of which process.
+
+use crate::ExecServerError;
+use crate::process::ProcessEvent;
+use portcullis_protocol::process::{ClosedNotice, ExitedNotice, OutputNotice};
+use portcullis_protocol::rpc::{self, Id, Message};
+use serde_json::value::RawValue;
+use std::collections::HashMap;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
+
+/// Two bounded channels of texts: one message each, whole.
+#[derive(Debug)]
+pub struct Transport {
+    /// Towards the server.
+    pub outgoing: mpsc::Sender<String>,
+    /// From the server; it ends when the link does.
+    pub incoming: mpsc::Receiver<String>,
+}
+
+/// Answer to a call: the result's JSON text.
+pub(crate) type Answer = oneshot::Sender<Result<Box<RawValue>, ExecServerError>>;
+
+/// What the handles ask of the task.
+#[derive(Debug)]
+pub(crate) enum Order {
+    /// Send a request; `text` is made from the id that the task picks.
+    Call { method: String, params: String, answer: Answer },
+    /// Send a notification.
+    Notify { text: String },
+    /// Hand what happens to a process to somebody. It ends by itself after the process's last event.
+    Listen { process: String, events: mpsc::Sender<ProcessEvent> },
+}
+
+pub(crate) async fn run(transport: Transport, mut orders: mpsc::Receiver<Order>, carrier: Option<JoinHandle<()>>) {
+    let Transport { outgoing, mut incoming } = transport;
+    let mut task = Task { calls: HashMap::new(), listeners: HashMap::new(), next: 1 };
+    let reason = loop {
+        let text = tokio::select! {
+            order = orders.recv() => match order {
+                Some(order) => task.order(order),
+                None => break "the client was dropped",
+            },
+            message = incoming.recv() => match message {
+                Some(message) => {
+                    task.message(&message).await;
+                    None
+                }
+                None => break "the server is gone",
+            },
+        };
+        if let Some(text) = text
+            && outgoing.send(text).await.is_err()
+        {
+            break "the server is gone";
+        }
+    };
+    for (_id, answer) in task.calls {
+        let _caller_gone = answer.send(Err(ExecServerError::Disconnected(reason.to_owned())));
+    }
+    drop((outgoing, incoming));
+    if let Some(carrier) = carrier {
+        let _panicked = carrier.await;
+    }
+}
+
+struct Task {
+    calls: HashMap<i64, Answer>,
+    listeners: HashMap<String, mpsc::Sender<ProcessEvent>>,
+    next: i64,
+}
+
+impl Task {
+    fn order(&mut self, order: Order) -> Option<String> {
+        match order {
+            Order::Call { method, params, answer } => {
+                let id = self.next;
+                self.next += 1;
+                self.calls.insert(id, answer);
+                let method = serde_json::Value::from(method);
+                Some(format!(r#"{{"id":{id},"method":{method},"params":{params}}}"#))
+            }
+            Order::Notify { text } => Some(text),
+            Order::Listen { process, events } => {
+                self.listeners.insert(process, events);
+                None
+            }
+        }
+    }
+
+    async fn message(&mut self, text: &str) {
+        match rpc::parse(text.as_bytes()) {
+            Ok(Message::Response { id: Id::Number(id), outcome }) => {
+                if let Some(answer) = self.calls.remove(&id) {
+                    let outcome = outcome.map(ToOwned::to_owned).map_err(ExecServerError::Server);
+                    let _caller_gone = answer.send(outcome);
+                }
+            }
+            Ok(Message::Notification { method, params: Some(params) }) => self.notice(&method, params.get()).await,
+            // Requests of the server, and what a newer server announces: nothing that this version asked for.
+            Ok(_) | Err(_) => {}
+        }
+    }
+
+    async fn notice(&mut self, method: &str, params: &str) {
+        let (process, event) = match method {
+            "process/output" => match serde_json::from_str::<OutputNotice>(params) {
+                Ok(notice) => {
+                    let event = ProcessEvent::Output { seq: notice.seq, stream: notice.stream, chunk: notice.chunk.0 };
+                    (notice.process_id, event)
+                }
+                Err(_) => return,
+            },
+            "process/exited" => match serde_json::from_str::<ExitedNotice>(params) {
+                Ok(notice) => {
+                    let event = ProcessEvent::Exited { seq: notice.seq, code: notice.exit_code, denied: notice.sandbox_denied };
+                    (notice.process_id, event)
+                }
+                Err(_) => return,
+            },
+            "process/closed" => match serde_json::from_str::<ClosedNotice>(params) {
+                Ok(notice) => (notice.process_id, ProcessEvent::Closed { seq: notice.seq }),
+                Err(_) => return,
+            },
+            _unknown => return,
+        };
+        let is_last = matches!(event, ProcessEvent::Closed { .. });
+        if let Some(listener) = self.listeners.get(&process) {
+            // A listener that does not listen holds this client up, and through it the server: nothing is dropped.
+            let _listener_gone = listener.send(event).await;
+        }
+        if is_last {
+            self.listeners.remove(&process);
+        }
+    }
+}

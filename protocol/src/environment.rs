@@ -1,0 +1,91 @@
+//! The machine as a client sees it.
+
+use crate::path::WirePath;
+use serde::{Deserialize, Serialize};
+
+/// Result of `environment/status`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EnvironmentStatus {
+    /// `ready`.
+    pub status: String,
+}
+
+/// Result of `environment/info`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct EnvironmentInfo {
+    /// The user's shell.
+    pub shell: Shell,
+    /// Version of the server.
+    #[serde(default)]
+    pub executor_version: String,
+    /// The same in every run of one installation.
+    #[serde(default)]
+    pub provider_id: String,
+    /// Where the server was started.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cwd: Option<WirePath>,
+    /// The user's home.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user_home_dir: Option<WirePath>,
+    /// `linux`.
+    #[serde(default)]
+    pub platform_os: String,
+    /// Directories that belong before PATH.
+    #[serde(default)]
+    pub prepend_path_dirs: Vec<WirePath>,
+    /// Directories that `tmpdir` entries mean.
+    #[serde(default)]
+    pub temporary_directories: Vec<WirePath>,
+    /// Where temporary files go.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub temp_dir: Option<WirePath>,
+    /// What this server can do beyond the base.
+    #[serde(default)]
+    pub capabilities: Capabilities,
+}
+
+/// A shell.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shell {
+    /// As in `bash`.
+    pub name: String,
+    /// As in `/bin/bash`.
+    pub path: String,
+}
+
+/// What a server can do; true only for what is built. A client does not ask for what is false.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Capabilities {
+    /// `networkProxy` of `process/start`.
+    pub network_proxy_launch: bool,
+    /// `network/policyRequest`.
+    pub network_proxy_review_domains: bool,
+    /// Credentials masked by a proxy.
+    pub credential_masking: bool,
+    /// The same for providers of the client.
+    pub credential_masking_custom_providers: bool,
+    /// A sandbox on `capabilityRoots/discoverV1`.
+    pub capability_discovery_sandbox: bool,
+    /// `fs/watchMissing`.
+    pub fs_watch_missing: bool,
+    /// `capabilities/discoverV2`.
+    pub capability_discovery_v2: bool,
+    /// `environmentConfig/read`.
+    pub environment_config_read: bool,
+    /// `valueEnvVar` of `http/request`.
+    pub http_header_env_vars: bool,
+    /// `fs/open` with a sandbox.
+    pub sandboxed_file_streaming: bool,
+    /// `fs/writeBlock`.
+    pub file_write_streaming: bool,
+    /// `shellSnapshot` of `process/start`.
+    pub shell_snapshot_v2: bool,
+    /// A Windows sandbox.
+    pub windows_mxc: bool,
+    /// Root-write policies keep device files usable.
+    pub linux_root_write_preserves_devices: bool,
+    /// Approved root-write policies keep their restrictions.
+    pub linux_approved_root_write_preserves_restrictions: bool,
+}

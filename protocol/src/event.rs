@@ -1,0 +1,105 @@
+//! What happens to a process: numbered from 1 without holes, Closed last.
+
+use crate::base64;
+use serde::{Deserialize, Serialize};
+use std::fmt::Write as _;
+
+/// Where output came from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Stream {
+    /// Standard output.
+    Stdout,
+    /// Standard error.
+    Stderr,
+    /// The terminal, which is both.
+    Pty,
+}
+
+impl Stream {
+    /// The word on the wire.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Stdout => "stdout",
+            Self::Stderr => "stderr",
+            Self::Pty => "pty",
+        }
+    }
+}
+
+/// Something that happened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// It wrote.
+    Output {
+        /// Where.
+        stream: Stream,
+        /// What; never empty.
+        chunk: Vec<u8>,
+    },
+    /// It ended.
+    Exited {
+        /// Its status, or 128 + the signal that ended it.
+        code: i32,
+        /// A layer of the sandbox saw that it refused something.
+        denied: bool,
+    },
+    /// It ended and all its streams did: the last event.
+    Closed,
+}
+
+impl Event {
+    /// The bytes that count against bounds of memory.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        match self {
+            Self::Output { chunk, .. } => chunk.len(),
+            Self::Exited { .. } | Self::Closed => 0,
+        }
+    }
+
+    /// The notification that tells a client. Built by hand, since letting a serializer look for characters to escape in
+    /// base64 costs more than everything else.
+    #[must_use]
+    pub fn notification(&self, process: &str, seq: u64) -> String {
+        let id = serde_json::Value::from(process);
+        let mut text = match self {
+            Self::Output { stream, chunk } => {
+                let mut text = String::with_capacity(chunk.len() * 4 / 3 + process.len() + 128);
+                let _infallible = write!(
+                    text,
+                    r#"{{"method":"process/output","params":{{"processId":{id},"seq":{seq},"stream":"{}","chunk":""#,
+                    stream.name()
+                );
+                base64::encode_onto(chunk, &mut text);
+                text.push('"');
+                text
+            }
+            Self::Exited { code, denied } => format!(
+                r#"{{"method":"process/exited","params":{{"processId":{id},"seq":{seq},"exitCode":{code},"sandboxDenied":{denied}"#
+            ),
+            Self::Closed => format!(r#"{{"method":"process/closed","params":{{"processId":{id},"seq":{seq}"#),
+        };
+        text.push_str("}}");
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    #[test]
+    fn notifications_are_json_whatever_the_id() {
+        let output = Event::Output { stream: Stream::Stderr, chunk: b"hi".to_vec() };
+        let parsed: Value = serde_json::from_str(&output.notification("a\"\\\n", 7)).unwrap();
+        let params = json!({"processId": "a\"\\\n", "seq": 7, "stream": "stderr", "chunk": "aGk="});
+        assert_eq!(parsed, json!({"method": "process/output", "params": params}));
+        let exited: Value = serde_json::from_str(&Event::Exited { code: 137, denied: false }.notification("p", 2)).unwrap();
+        assert_eq!(exited["params"], json!({"processId": "p", "seq": 2, "exitCode": 137, "sandboxDenied": false}));
+        let closed: Value = serde_json::from_str(&Event::Closed.notification("p", 3)).unwrap();
+        assert_eq!(closed, json!({"method": "process/closed", "params": {"processId": "p", "seq": 3}}));
+    }
+}

@@ -1,0 +1,20 @@
+//! Every byte that crosses a process boundary.
+//!
+//! # How it works
+//! Clients speak JSON-RPC ([`rpc`], [`method`] and one module a family of methods); the gateway and its helpers speak
+//! frames ([`helper`]). This crate turns bytes into typed values and back. It opens nothing, asks the system nothing and
+//! knows none of its callers.
+#![forbid(unsafe_code)]
+
+pub mod base64;
+pub mod environment;
+pub mod event;
+pub mod fs;
+pub mod helper;
+pub mod http;
+pub mod init;
+pub mod method;
+pub mod path;
+pub mod process;
+pub mod rpc;
+pub mod sandbox;

@@ -1,0 +1,299 @@
+//! The closed lists of what can be called and announced.
+
+use crate::fs::{
+    CopyParams, CreateDirectoryParams, HandleParams, OpenParams, PathParams, PlainPathParams, ReadBlockParams, RemoveParams,
+    WalkParams, WriteBlockParams, WriteFileParams,
+};
+use crate::init::InitializeParams;
+use crate::process::{ReadParams, SignalParams, StartParams, TerminateParams, WriteParams};
+use crate::rpc::{RpcError, code};
+use crate::sandbox::is_near_miss;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+/// A request, decoded.
+#[derive(Debug, Clone)]
+pub enum Call {
+    /// `initialize`
+    Initialize(InitializeParams),
+    /// `environment/info`
+    EnvironmentInfo,
+    /// `environment/status`
+    EnvironmentStatus,
+    /// `process/start`
+    ProcessStart(Box<StartParams>),
+    /// `process/read`
+    ProcessRead(ReadParams),
+    /// `process/write`
+    ProcessWrite(WriteParams),
+    /// `process/signal`
+    ProcessSignal(SignalParams),
+    /// `process/terminate`
+    ProcessTerminate(TerminateParams),
+    /// `fs/readFile`
+    FsReadFile(PathParams),
+    /// `fs/writeFile`
+    FsWriteFile(WriteFileParams),
+    /// `fs/createDirectory`
+    FsCreateDirectory(CreateDirectoryParams),
+    /// `fs/getMetadata`
+    FsGetMetadata(PathParams),
+    /// `fs/canonicalize`
+    FsCanonicalize(PlainPathParams),
+    /// `fs/readDirectory`
+    FsReadDirectory(PlainPathParams),
+    /// `fs/walk`
+    FsWalk(WalkParams),
+    /// `fs/remove`
+    FsRemove(RemoveParams),
+    /// `fs/copy`
+    FsCopy(CopyParams),
+    /// `fs/open`
+    FsOpen(OpenParams),
+    /// `fs/readBlock`
+    FsReadBlock(ReadBlockParams),
+    /// `fs/writeBlock`
+    FsWriteBlock(WriteBlockParams),
+    /// `fs/close`
+    FsClose(HandleParams),
+    /// A method of this wire that is not built; it answers like one that does not exist, but only after the handshake.
+    NotBuilt {
+        /// Its name.
+        method: &'static str,
+        /// Its family.
+        family: Family,
+    },
+}
+
+/// Families of methods, in the words of the handshake's errors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Family {
+    /// `environment/info`
+    EnvironmentInfo,
+    /// `environment/status`
+    EnvironmentStatus,
+    /// `environmentConfig/*`
+    EnvironmentConfig,
+    /// Discovery.
+    CapabilityDiscovery,
+    /// `process/*`
+    Exec,
+    /// `fs/*`
+    Filesystem,
+    /// `http/*`
+    Http,
+}
+
+impl Family {
+    /// As in "client must call initialize before using exec methods".
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::EnvironmentInfo => "environment info",
+            Self::EnvironmentStatus => "environment status",
+            Self::EnvironmentConfig => "environment config",
+            Self::CapabilityDiscovery => "capability discovery",
+            Self::Exec => "exec",
+            Self::Filesystem => "filesystem",
+            Self::Http => "http",
+        }
+    }
+}
+
+/// Methods of this wire that are not built.
+const NOT_BUILT: [(&str, Family); 5] = [
+    ("environmentConfig/read", Family::EnvironmentConfig),
+    ("capabilities/discoverV2", Family::CapabilityDiscovery),
+    ("capabilityRoots/discoverV1", Family::CapabilityDiscovery),
+    ("fs/watchMissing", Family::Filesystem),
+    ("http/request", Family::Http),
+];
+
+/// A decoded request, and how many of its members nobody knew.
+#[derive(Debug, Clone)]
+pub struct Decoded {
+    /// What is called.
+    pub call: Call,
+    /// Unknown members; they changed nothing.
+    pub ignored: u32,
+}
+
+impl Call {
+    /// Decodes a request: method first, then its parameters.
+    ///
+    /// # Errors
+    /// −32601 for a method that does not exist, −32602 for parameters that do not decode or hold a member that looks like a
+    /// misspelt `sandbox`.
+    pub fn decode(method: &str, params: Option<&RawValue>) -> Result<Decoded, RpcError> {
+        if let Some((method, family)) = NOT_BUILT.into_iter().find(|(name, _)| *name == method) {
+            return Ok(Decoded { call: Self::NotBuilt { method, family }, ignored: 0 });
+        }
+        let params = Params { method, text: params.map_or("null", RawValue::get) };
+        match method {
+            "initialize" => params.read(Self::Initialize),
+            "environment/info" => params.nothing(Self::EnvironmentInfo),
+            "environment/status" => params.nothing(Self::EnvironmentStatus),
+            "process/start" => params.read(|start| Self::ProcessStart(Box::new(start))),
+            "process/read" => params.read(Self::ProcessRead),
+            "process/write" => params.read(Self::ProcessWrite),
+            "process/signal" => params.read(Self::ProcessSignal),
+            "process/terminate" => params.read(Self::ProcessTerminate),
+            "fs/readFile" => params.read(Self::FsReadFile),
+            "fs/writeFile" => params.read(Self::FsWriteFile),
+            "fs/createDirectory" => params.read(Self::FsCreateDirectory),
+            "fs/getMetadata" => params.read(Self::FsGetMetadata),
+            "fs/canonicalize" => params.read(Self::FsCanonicalize),
+            "fs/readDirectory" => params.read(Self::FsReadDirectory),
+            "fs/walk" => params.read(Self::FsWalk),
+            "fs/remove" => params.read(Self::FsRemove),
+            "fs/copy" => params.read(Self::FsCopy),
+            "fs/open" => params.read(Self::FsOpen),
+            "fs/readBlock" => params.read(Self::FsReadBlock),
+            "fs/writeBlock" => params.read(Self::FsWriteBlock),
+            "fs/close" => params.read(Self::FsClose),
+            unknown => Err(RpcError::unknown_method(unknown)),
+        }
+    }
+
+    /// The family whose handshake rule holds; none for `initialize` itself.
+    #[must_use]
+    pub fn family(&self) -> Option<Family> {
+        Some(match self {
+            Self::Initialize(_) => return None,
+            Self::EnvironmentInfo => Family::EnvironmentInfo,
+            Self::EnvironmentStatus => Family::EnvironmentStatus,
+            Self::ProcessStart(_)
+            | Self::ProcessRead(_)
+            | Self::ProcessWrite(_)
+            | Self::ProcessSignal(_)
+            | Self::ProcessTerminate(_) => Family::Exec,
+            Self::NotBuilt { family, .. } => *family,
+            _fs => Family::Filesystem,
+        })
+    }
+}
+
+struct Params<'a> {
+    method: &'a str,
+    text: &'a str,
+}
+
+impl<'a> Params<'a> {
+    fn read<T: Deserialize<'a>>(&self, call: impl FnOnce(T) -> Call) -> Result<Decoded, RpcError> {
+        let (mut ignored, mut suspect) = (0_u32, None);
+        let mut json = serde_json::Deserializer::from_str(self.text);
+        let params = serde_ignored::deserialize(&mut json, |path| {
+            ignored = ignored.saturating_add(1);
+            if let serde_ignored::Path::Map { parent: serde_ignored::Path::Root, key } = &path
+                && looks_like_sandbox(key)
+            {
+                suspect = Some(key.clone());
+            }
+        });
+        if let Some(member) = suspect {
+            let text = format!("{}: unknown field `{member}`: did you mean `sandbox`? nothing was done", self.method);
+            return Err(RpcError::new(code::INVALID_PARAMS, text));
+        }
+        match params {
+            Ok(params) => Ok(Decoded { call: call(params), ignored }),
+            Err(error) => Err(RpcError::new(code::INVALID_PARAMS, without_position(&error))),
+        }
+    }
+
+    /// Absent, null and `{}` are all nothing.
+    fn nothing(&self, call: Call) -> Result<Decoded, RpcError> {
+        match serde_json::from_str::<serde_json::Value>(self.text) {
+            Ok(serde_json::Value::Null) => Ok(Decoded { call, ignored: 0 }),
+            Ok(serde_json::Value::Object(members)) if members.is_empty() => Ok(Decoded { call, ignored: 0 }),
+            Ok(_) => {
+                let text = format!("{} takes no parameters: send none, null or {{}}", self.method);
+                Err(RpcError::new(code::INVALID_PARAMS, text))
+            }
+            Err(error) => Err(RpcError::new(code::INVALID_PARAMS, without_position(&error))),
+        }
+    }
+}
+
+/// A request whose sandbox is misspelt must not run without one.
+fn looks_like_sandbox(member: &str) -> bool {
+    member.to_ascii_lowercase().contains("sandbox")
+        || ["sandbox", "sandboxPolicy", "policy"].iter().any(|name| is_near_miss(member, name))
+}
+
+/// The position is one in the parameters, which the client never sees as a text of its own.
+fn without_position(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    match text.rfind(" at line ") {
+        Some(at) if error.line() > 0 => text[..at].to_owned(),
+        _ => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn decode(method: &str, params: &str) -> Result<Decoded, RpcError> {
+        let raw: Box<RawValue> = serde_json::from_str(params).unwrap();
+        Call::decode(method, Some(&raw))
+    }
+
+    #[track_caller]
+    fn refused(method: &str, params: &str, expect_code: i32, expect: &str) {
+        let error = decode(method, params).unwrap_err();
+        assert_eq!((error.code, error.message.as_str()), (expect_code, expect));
+    }
+
+    #[test]
+    fn unknown_methods_come_before_their_parameters() {
+        refused("no/such", "3", code::METHOD_NOT_FOUND, "exec-server stub does not implement `no/such` yet");
+        refused("initialized", "{}", code::METHOD_NOT_FOUND, "exec-server stub does not implement `initialized` yet");
+        assert!(matches!(decode("http/request", "{}").unwrap().call, Call::NotBuilt { family: Family::Http, .. }));
+    }
+
+    #[test]
+    fn wrong_parameters_are_said_in_known_words() {
+        let wrong = |method: &str, params: &str, expect: &str| refused(method, params, code::INVALID_PARAMS, expect);
+        assert_eq!(Call::decode("initialize", None).unwrap_err().message, "invalid type: null, expected struct InitializeParams");
+        wrong("initialize", "{}", "missing field `clientName`");
+        wrong("fs/readFile", "{}", "missing field `path`");
+        wrong("fs/readFile", r#"{"path":"a"}"#, "invalid URI: relative URL without a base");
+        wrong("process/write", r#"{"processId":"p","chunk":"!!","writeId":"q"}"#, "Invalid symbol 33, offset 0.");
+        wrong("process/signal", r#"{"processId":"p","signal":"kill"}"#, "unknown variant `kill`, expected `interrupt`");
+        wrong("environment/status", r#"{"x":1}"#, "environment/status takes no parameters: send none, null or {}");
+        assert!(decode("process/read", r#"{"processId":"p","afterSeq":-1}"#).is_err());
+        assert!(decode("fs/open", r#"{"handleId":"w","path":"/f","mode":null}"#).is_err());
+        let start = |more: &str| {
+            decode("process/start", &format!(r#"{{"processId":"p","argv":[],"cwd":"/","env":{{}},"tty":false{more}}}"#))
+        };
+        assert!(start("").is_ok());
+        assert!(
+            start(
+                r#","envPolicy":null,"arg0":null,"sandbox":null,"managedNetwork":null,"networkProxy":null,"shellSnapshot":null"#
+            )
+            .is_ok()
+        );
+        assert!(start(r#","pipeStdin":null"#).is_err());
+        assert!(start(r#","networkProxy":"zz""#).is_err());
+    }
+
+    #[test]
+    fn a_misspelt_sandbox_is_refused_and_other_strangers_are_counted() {
+        for member in ["sandBox", "sandbox_policy", "sand-box", "sandboxContext", "Policy", "snadbox"] {
+            let error = decode("fs/readFile", &format!(r#"{{"path":"/f","{member}":{{}}}}"#)).unwrap_err();
+            assert!(error.message.contains(&format!("unknown field `{member}`")), "{member}: {}", error.message);
+        }
+        let decoded = decode("fs/readFile", r#"{"path":"/f","junk":1,"trace":{"a":1}}"#).unwrap();
+        assert_eq!(decoded.ignored, 2);
+    }
+
+    #[test]
+    fn the_sandbox_is_kept_as_text_under_each_of_its_names() {
+        for name in ["sandbox", "sandboxPolicy", "policy"] {
+            let decoded = decode("fs/readFile", &format!(r#"{{"path":"/f","{name}":{{"type": "read-only"}}}}"#)).unwrap();
+            let Call::FsReadFile(params) = decoded.call else { panic!() };
+            assert_eq!(params.sandbox.unwrap().get(), r#"{"type": "read-only"}"#);
+        }
+        assert!(decode("fs/readFile", r#"{"path":"/f","sandbox":null,"policy":{}}"#).is_err(), "two names are one too many");
+    }
+}

@@ -1,0 +1,268 @@
+//! `process/*`: parameters and results.
+
+use crate::base64::Chunk;
+use crate::event::Stream;
+use crate::path::WirePath;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use std::collections::BTreeMap;
+
+/// Parameters of `process/start`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct StartParams {
+    /// The client's name for it, any text.
+    pub process_id: String,
+    /// The program and its arguments.
+    pub argv: Vec<String>,
+    /// Where it starts.
+    pub cwd: WirePath,
+    /// Its environment; laid over what `env_policy` gives.
+    pub env: BTreeMap<String, String>,
+    /// Whether it gets a terminal.
+    pub tty: bool,
+    /// Whether its standard input stays open for `process/write`.
+    #[serde(default)]
+    pub pipe_stdin: bool,
+    /// What it sees as `argv[0]`.
+    #[serde(default)]
+    pub arg0: Option<String>,
+    /// What it inherits of the server's environment; none: nothing.
+    #[serde(default)]
+    pub env_policy: Option<EnvPolicy>,
+    /// What it may touch; none: everything.
+    #[serde(default, alias = "sandboxPolicy", alias = "policy", skip_serializing_if = "Option::is_none")]
+    pub sandbox: Option<Box<RawValue>>,
+    /// Fails closed: managed networking is not built.
+    #[serde(default)]
+    pub enforce_managed_network: bool,
+    /// Checked and without effect: it could only widen.
+    #[serde(default)]
+    pub managed_network: Option<ManagedNetwork>,
+    /// Refused: managed networking is not built.
+    #[serde(default)]
+    pub network_proxy: Option<serde_json::Map<String, serde_json::Value>>,
+    /// Checked and without effect: without a snapshot the command simply runs.
+    #[serde(default)]
+    pub shell_snapshot: Option<ShellSnapshot>,
+    /// Names for the client's own records.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metadata: Option<Box<RawValue>>,
+}
+
+/// `managedNetwork` of a start.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ManagedNetwork {
+    /// Ports that a proxy of the client listens on.
+    pub loopback_ports: Vec<u16>,
+    /// Whether the process may listen.
+    pub allow_local_binding: bool,
+}
+
+/// `shellSnapshot` of a start.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ShellSnapshot {
+    /// Whose snapshot.
+    pub scope_id: String,
+    /// Of which shell.
+    pub shell: crate::environment::Shell,
+}
+
+/// What a process inherits of the server's environment.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct EnvPolicy {
+    /// What to begin with.
+    pub inherit: Inherit,
+    /// Keep names that look like secrets.
+    pub ignore_default_excludes: bool,
+    /// Patterns (`*`, `?`, case does not count) of names to drop.
+    pub exclude: Vec<String>,
+    /// Variables to set then.
+    pub set: BTreeMap<String, String>,
+    /// If not empty, only names that match are kept.
+    pub include_only: Vec<String>,
+}
+
+/// How much of the server's environment to begin with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Inherit {
+    /// A handful: HOME, LANG, PATH, SHELL and the like.
+    Core,
+    /// Everything.
+    All,
+    /// Nothing.
+    None,
+}
+
+/// Result of `process/start`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct StartResult {
+    /// As asked.
+    pub process_id: String,
+    /// `none` or `linuxSeccomp`.
+    #[serde(default)]
+    pub sandbox_type: String,
+}
+
+/// Parameters of `process/read`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ReadParams {
+    /// The process.
+    pub process_id: String,
+    /// The last event that is known.
+    #[serde(default)]
+    pub after_seq: Option<u64>,
+    /// Bound of the chunks' bytes; one chunk always comes.
+    #[serde(default)]
+    pub max_bytes: Option<u64>,
+    /// How long to wait for news, in milliseconds.
+    #[serde(default)]
+    pub wait_ms: Option<u64>,
+}
+
+/// Result of `process/read`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ReadResult {
+    /// Output behind `after_seq`.
+    pub chunks: Vec<OutputChunk>,
+    /// One past the last event that this answer speaks of.
+    pub next_seq: u64,
+    /// Whether it ended.
+    #[serde(default)]
+    pub exited: bool,
+    /// Its status, once it ended.
+    #[serde(default)]
+    pub exit_code: Option<i32>,
+    /// Whether its streams ended too.
+    pub closed: bool,
+    /// Why it is lost.
+    #[serde(default)]
+    pub failure: Option<String>,
+    /// Whether the sandbox saw that it refused something.
+    #[serde(default)]
+    pub sandbox_denied: bool,
+}
+
+/// Output in a [`ReadResult`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OutputChunk {
+    /// Its number.
+    pub seq: u64,
+    /// Where it came from.
+    pub stream: Stream,
+    /// Its bytes.
+    pub chunk: Chunk,
+}
+
+/// Parameters of `process/write`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct WriteParams {
+    /// The process.
+    pub process_id: String,
+    /// Bytes for its standard input.
+    pub chunk: Chunk,
+    /// Names this write, so that it can be sent again; not empty.
+    pub write_id: String,
+}
+
+/// Result of `process/write`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WriteResult {
+    /// What became of it.
+    pub status: WriteStatus,
+}
+
+/// What became of a write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum WriteStatus {
+    /// Queued, now or by an earlier write of the same id.
+    Accepted,
+    /// No such process.
+    UnknownProcess,
+    /// It takes no input, or takes none any more.
+    StdinClosed,
+    /// It does not run yet.
+    Starting,
+}
+
+/// Parameters of `process/signal`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SignalParams {
+    /// The process.
+    pub process_id: String,
+    /// What to send to its group.
+    pub signal: Signal,
+}
+
+/// A signal by name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Signal {
+    /// SIGINT.
+    Interrupt,
+}
+
+/// Parameters of `process/terminate`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TerminateParams {
+    /// The process.
+    pub process_id: String,
+}
+
+/// Result of `process/terminate`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TerminateResult {
+    /// Whether it ran.
+    #[serde(default)]
+    pub running: bool,
+}
+
+/// Parameters of the notification `process/output`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct OutputNotice {
+    /// The process.
+    pub process_id: String,
+    /// Its number.
+    pub seq: u64,
+    /// Where it came from.
+    pub stream: Stream,
+    /// Its bytes.
+    pub chunk: Chunk,
+}
+
+/// Parameters of the notification `process/exited`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ExitedNotice {
+    /// The process.
+    pub process_id: String,
+    /// Its number.
+    pub seq: u64,
+    /// The status.
+    pub exit_code: i32,
+    /// Whether the sandbox saw that it refused something.
+    #[serde(default)]
+    pub sandbox_denied: bool,
+}
+
+/// Parameters of the notification `process/closed`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ClosedNotice {
+    /// The process.
+    pub process_id: String,
+    /// Its number, the last.
+    pub seq: u64,
+}

@@ -1,0 +1,490 @@
+//! The wire's sandbox object: every accepted spelling becomes one type.
+//!
+//! Two families are accepted. Permission profiles: `{"permissions": {"type": "managed", …}, "cwd": …, …}`. Plain policies:
+//! `{"type": "read-only"}`, `{"type": "workspace-write", …}`, `{"type": "danger-full-access"}`, `{"type":
+//! "external-sandbox", …}` and their camelCase spellings, bare or under `sandboxPolicy` or `policy`. What is incomplete, of a
+//! wrong type or of an unknown tag is refused; unknown members are counted, but for near-misses of members that matter.
+
+mod object;
+mod spell;
+
+use crate::path::WirePath;
+use object::{Object, fail, path, text};
+use serde_json::Value;
+
+pub use object::is_near_miss;
+
+/// What a request may touch, as the client said it. Nothing here is resolved against a machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sandbox {
+    /// What is granted.
+    pub permissions: Permissions,
+    /// Base of relative globs, and the sign that dynamic entries may be resolved.
+    pub cwd: Option<WirePath>,
+    /// What project roots stand for. A plain workspace-write policy without any means its cwd: see
+    /// [`Sandbox::roots_default_to_cwd`].
+    pub workspace_roots: Vec<WirePath>,
+    /// Whether an absent list of workspace roots means the cwd: true of plain policies, whose workspace is the cwd.
+    pub roots_default_to_cwd: bool,
+    /// Members that nobody knows; they change nothing.
+    pub ignored: u32,
+}
+
+/// The two kinds of permission, and none.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Permissions {
+    /// No sandbox is wanted.
+    Disabled,
+    /// Somebody else confines the files; the network is as said.
+    External(Network),
+    /// We confine.
+    Managed {
+        /// Files.
+        files: Files,
+        /// Network.
+        network: Network,
+    },
+}
+
+/// Whether the network of the host can be reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Network {
+    /// No.
+    Restricted,
+    /// Yes.
+    Enabled,
+}
+
+/// What may be touched on file systems.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Files {
+    /// Everything.
+    Unrestricted,
+    /// What the entries grant, the most specific first.
+    Restricted {
+        /// In the order of the client.
+        entries: Vec<Entry>,
+        /// How deep globs are looked for where they must be expanded.
+        glob_scan_max_depth: Option<u32>,
+    },
+}
+
+/// One grant or denial.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// On what.
+    pub target: Target,
+    /// What is granted.
+    pub access: Access,
+    /// Whether the client expects that it may not exist.
+    pub skip_missing: bool,
+}
+
+/// What an entry speaks of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Target {
+    /// A path and everything below it.
+    Path(WirePath),
+    /// Every path that matches; for denials only.
+    Glob(String),
+    /// The whole file system.
+    Root,
+    /// What programs need to start: the system's directories.
+    Minimal,
+    /// Every workspace root, or a path below each.
+    ProjectRoots {
+        /// Relative, without `..`.
+        subpath: Option<String>,
+    },
+    /// The server's own TMPDIR.
+    Tmpdir,
+    /// `/tmp`.
+    SlashTmp,
+    /// A kind that grants nothing: `current_working_directory`, `unknown`, and kinds of newer clients.
+    Nothing(String),
+}
+
+/// What an entry grants, weakest last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// Read and change.
+    Write,
+    /// Read.
+    Read,
+    /// Neither.
+    Deny,
+}
+
+/// Why a sandbox object is refused. The text names the member.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{at}: {problem}")]
+pub struct SandboxError {
+    /// The member, as in `sandbox.permissions.file_system.entries[2].access`.
+    pub at: String,
+    /// What is wrong with it.
+    pub problem: String,
+}
+
+impl Sandbox {
+    /// Reads a sandbox object from its JSON text.
+    ///
+    /// # Errors
+    /// Any member that decides over access is missing, of a wrong type, of an unknown tag, or misspelt.
+    pub fn parse(text: &str) -> Result<Self, SandboxError> {
+        let value: Value = serde_json::from_str(text).map_err(|error| fail("sandbox", error))?;
+        let mut object = Object::new(value, "sandbox".to_owned())?;
+        let sandbox = if object.has("permissions") {
+            only_one(&object, &["sandboxPolicy", "policy", "type"])?;
+            Self::profile(&mut object)?
+        } else if let Some(member) = ["sandboxPolicy", "policy"].into_iter().find(|member| object.has(member)) {
+            only_one(&object, &["type"])?;
+            if object.has("sandboxPolicy") && object.has("policy") {
+                return Err(fail(&object.at, "has both `sandboxPolicy` and `policy`: give one"));
+            }
+            let mut plain = object.object(member)?;
+            let permissions = plain_permissions(&mut plain)?;
+            object.ignored += plain.finish(&[])?;
+            Self::surroundings(&mut object, permissions, true)?
+        } else if object.has("type") {
+            let permissions = plain_permissions(&mut object)?;
+            Self::surroundings(&mut object, permissions, true)?
+        } else {
+            return Err(fail(&object.at, "missing field `permissions`"));
+        };
+        let ignored = object.finish(&["permissions", "sandboxPolicy", "policy", "policyContext", "workspaceRoots", "cwd"])?;
+        Ok(Self { ignored, ..sandbox })
+    }
+
+    fn profile(object: &mut Object) -> Result<Self, SandboxError> {
+        let mut profile = object.object("permissions")?;
+        let permissions = managed_permissions(&mut profile)?;
+        object.ignored += profile.finish(&["entries", "access", "path", "file_system", "network", "type"])?;
+        object.variant("windowsSandboxLevel", &["disabled", "restricted-token", "elevated", "mxc"])?;
+        Self::surroundings(object, permissions, false)
+    }
+
+    /// The members beside the permissions.
+    fn surroundings(object: &mut Object, permissions: Permissions, plain: bool) -> Result<Self, SandboxError> {
+        let mut cwd = object.optional_path("cwd")?;
+        let mut roots = object.optional_paths("workspaceRoots")?;
+        if object.has_value("policyContext") {
+            let mut context = object.object("policyContext")?;
+            cwd = cwd.or(context.optional_path("cwd")?);
+            roots = roots.or(context.optional_paths("workspaceRoots")?);
+            object.ignored += context.finish(&["cwd", "workspaceRoots"])?;
+        } else {
+            object.take("policyContext");
+        }
+        // Checked and without effect: they speak of the client's machine, or of another system.
+        object.optional_path("userHomeDir")?;
+        object.optional_paths("temporaryDirectories")?;
+        object.optional_boolean("useLegacyLandlock")?;
+        object.optional_boolean("windowsSandboxPrivateDesktop")?;
+        object.optional_variant("windowsSandboxProxySettingsMode", &["reconcile", "preserve"])?;
+        if plain {
+            object.optional_variant("windowsSandboxLevel", &["disabled", "restricted-token", "elevated", "mxc"])?;
+        }
+        let roots_default_to_cwd = plain && roots.is_none();
+        Ok(Self { permissions, cwd, workspace_roots: roots.unwrap_or_default(), roots_default_to_cwd, ignored: 0 })
+    }
+}
+
+/// Members that would each say what is granted must not stand side by side.
+fn only_one(object: &Object, others: &[&str]) -> Result<(), SandboxError> {
+    match others.iter().find(|other| object.has(other)) {
+        None => Ok(()),
+        Some(other) => Err(fail(&object.at, format!("has `{other}` beside another policy: give one"))),
+    }
+}
+
+fn managed_permissions(profile: &mut Object) -> Result<Permissions, SandboxError> {
+    Ok(match profile.variant("type", &["managed", "disabled", "external"])? {
+        "disabled" => {
+            profile.take("network");
+            Permissions::Disabled
+        }
+        "external" => Permissions::External(profile.network("network")?),
+        _managed => {
+            let mut files = profile.object("file_system")?;
+            let network = profile.network("network")?;
+            let files = match files.variant("type", &["restricted", "unrestricted"])? {
+                "unrestricted" => {
+                    if files.has("entries") {
+                        return Err(fail(&files.at, "is unrestricted and has `entries`: give one"));
+                    }
+                    files.finish_into(profile)?;
+                    Files::Unrestricted
+                }
+                _restricted => {
+                    let entries = files.entries()?;
+                    let glob_scan_max_depth = files.optional_depth("glob_scan_max_depth")?;
+                    files.finish_into(profile)?;
+                    Files::Restricted { entries, glob_scan_max_depth }
+                }
+            };
+            Permissions::Managed { files, network }
+        }
+    })
+}
+
+fn plain_permissions(plain: &mut Object) -> Result<Permissions, SandboxError> {
+    const TAGS: &[&str] = &[
+        "read-only",
+        "readOnly",
+        "workspace-write",
+        "workspaceWrite",
+        "danger-full-access",
+        "dangerFullAccess",
+        "external-sandbox",
+        "externalSandbox",
+    ];
+    let entry = |target, access| Entry { target, access, skip_missing: false };
+    Ok(match plain.variant("type", TAGS)? {
+        "danger-full-access" | "dangerFullAccess" => Permissions::Disabled,
+        "external-sandbox" | "externalSandbox" => Permissions::External(plain.spelled_network()?),
+        "read-only" | "readOnly" => {
+            let entries = vec![entry(Target::Root, Access::Read)];
+            Permissions::Managed {
+                files: Files::Restricted { entries, glob_scan_max_depth: None },
+                network: plain.spelled_network()?,
+            }
+        }
+        _workspace_write => {
+            let mut entries =
+                vec![entry(Target::Root, Access::Read), entry(Target::ProjectRoots { subpath: None }, Access::Write)];
+            if !plain.spelled_boolean("exclude_slash_tmp", "excludeSlashTmp")? {
+                entries.push(entry(Target::SlashTmp, Access::Write));
+            }
+            if !plain.spelled_boolean("exclude_tmpdir_env_var", "excludeTmpdirEnvVar")? {
+                entries.push(entry(Target::Tmpdir, Access::Write));
+            }
+            let member = plain.spelled("writable_roots", "writableRoots")?;
+            let roots = plain.optional_paths(member)?.unwrap_or_default();
+            entries.extend(roots.into_iter().map(|root| entry(Target::Path(root), Access::Write)));
+            Permissions::Managed {
+                files: Files::Restricted { entries, glob_scan_max_depth: None },
+                network: plain.spelled_network()?,
+            }
+        }
+    })
+}
+
+fn entry(object: &mut Object) -> Result<Entry, SandboxError> {
+    let mut target = object.object("path")?;
+    let access = match object.variant("access", &["read", "write", "deny", "none"])? {
+        "read" => Access::Read,
+        "write" => Access::Write,
+        _deny => Access::Deny,
+    };
+    let skip_missing = object.has_value("missing_path_behavior");
+    object.optional_variant("missing_path_behavior", &["skip"])?;
+    let parsed = match target.variant("type", &["path", "glob_pattern", "special"])? {
+        "path" => {
+            let at = target.place("path");
+            Target::Path(path(&target.required("path")?, &at)?)
+        }
+        "glob_pattern" => {
+            let at = target.place("pattern");
+            let pattern = text(&target.required("pattern")?, &at)?.to_owned();
+            if access != Access::Deny {
+                return Err(fail(&at, format!("glob `{pattern}` with access other than deny: only denials take globs")));
+            }
+            Target::Glob(pattern)
+        }
+        _special => {
+            let mut value = target.object("value")?;
+            let special = special(&mut value)?;
+            value.finish_into(&mut target)?;
+            special
+        }
+    };
+    target.finish_into(object)?;
+    Ok(Entry { target: parsed, access, skip_missing })
+}
+
+fn special(value: &mut Object) -> Result<Target, SandboxError> {
+    let at = value.place("kind");
+    let kind = text(&value.required("kind")?, &at)?.to_owned();
+    Ok(match kind.as_str() {
+        "root" => Target::Root,
+        "minimal" => Target::Minimal,
+        "project_roots" => {
+            let at = value.place("subpath");
+            let subpath = match value.take("subpath") {
+                None | Some(Value::Null) => None,
+                Some(member) => Some(text(&member, &at)?.to_owned()),
+            };
+            if let Some(bad) = subpath.as_deref().filter(|path| !is_plain_relative(path)) {
+                return Err(fail(&at, format!("`{bad}` is not a relative path without `..`")));
+            }
+            Target::ProjectRoots { subpath }
+        }
+        "tmpdir" => Target::Tmpdir,
+        "slash_tmp" => Target::SlashTmp,
+        _grants_nothing => {
+            value.members.clear();
+            Target::Nothing(kind)
+        }
+    })
+}
+
+fn is_plain_relative(path: &str) -> bool {
+    !path.is_empty() && !path.starts_with('/') && !path.contains('\0') && path.split('/').all(|part| part != "..")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn profile(permissions: &str) -> Result<Sandbox, String> {
+        parse(&format!(r#"{{"permissions":{permissions},"windowsSandboxLevel":"disabled"}}"#))
+    }
+
+    fn parse(text: &str) -> Result<Sandbox, String> {
+        Sandbox::parse(text).map_err(|error| error.to_string())
+    }
+
+    fn managed(entries: &str) -> Result<Sandbox, String> {
+        profile(&format!(
+            r#"{{"type":"managed","network":"restricted","file_system":{{"type":"restricted","entries":{entries}}}}}"#
+        ))
+    }
+
+    #[track_caller]
+    fn entries(sandbox: Result<Sandbox, String>) -> Vec<Entry> {
+        match sandbox.unwrap().permissions {
+            Permissions::Managed { files: Files::Restricted { entries, .. }, .. } => entries,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn grants(text: &str) -> Vec<(Target, Access)> {
+        entries(parse(text)).into_iter().map(|entry| (entry.target, entry.access)).collect()
+    }
+
+    #[test]
+    fn every_spelling_of_read_only_is_one_value() {
+        let root = [(Target::Root, Access::Read)];
+        for text in [
+            r#"{"type":"read-only"}"#,
+            r#"{"type":"readOnly"}"#,
+            r#"{"sandboxPolicy":{"type":"read-only"}}"#,
+            r#"{"policy":{"type":"readOnly"},"cwd":"/w"}"#,
+        ] {
+            assert_eq!(grants(text), root, "{text}");
+        }
+        let from_profile = managed(r#"[{"path":{"type":"special","value":{"kind":"root"}},"access":"read"}]"#);
+        assert_eq!(entries(from_profile).len(), 1);
+    }
+
+    #[test]
+    fn workspace_write_members_in_both_spellings() {
+        let tmp = |path: &str| (Target::Path(WirePath::parse(path).unwrap()), Access::Write);
+        let base = [(Target::Root, Access::Read), (Target::ProjectRoots { subpath: None }, Access::Write)];
+        let with = |more: &[(Target, Access)]| [&base, more].concat();
+        assert_eq!(
+            grants(r#"{"type":"workspace-write"}"#),
+            with(&[(Target::SlashTmp, Access::Write), (Target::Tmpdir, Access::Write)])
+        );
+        assert_eq!(
+            grants(r#"{"type":"workspaceWrite","excludeSlashTmp":true,"excludeTmpdirEnvVar":true,"writableRoots":["/x"]}"#),
+            with(&[tmp("/x")])
+        );
+        assert_eq!(
+            grants(
+                r#"{"type":"workspace-write","exclude_slash_tmp":true,"exclude_tmpdir_env_var":true,"writable_roots":["file:///x"]}"#
+            ),
+            with(&[tmp("/x")])
+        );
+        let both = parse(r#"{"type":"workspace-write","writable_roots":[],"writableRoots":[]}"#);
+        assert_eq!(both.unwrap_err(), "sandbox: has both `writable_roots` and `writableRoots`: give one");
+    }
+
+    #[test]
+    fn network_is_off_unless_said() {
+        let network = |text: &str| match parse(text).unwrap().permissions {
+            Permissions::Managed { network, .. } | Permissions::External(network) => network,
+            Permissions::Disabled => panic!(),
+        };
+        assert_eq!(network(r#"{"type":"read-only"}"#), Network::Restricted);
+        assert_eq!(network(r#"{"type":"read-only","network_access":true}"#), Network::Enabled);
+        assert_eq!(network(r#"{"type":"externalSandbox","networkAccess":"enabled"}"#), Network::Enabled);
+        assert_eq!(network(r#"{"type":"external-sandbox"}"#), Network::Restricted);
+    }
+
+    #[test]
+    fn policy_context_stands_in_for_cwd_and_roots() {
+        let text = r#"{"permissions":{"type":"disabled"},"windowsSandboxLevel":"disabled","policyContext":{"cwd":"/w","workspaceRoots":["/w"]}}"#;
+        let sandbox = parse(text).unwrap();
+        assert_eq!(sandbox.cwd, Some(WirePath::parse("/w").unwrap()));
+        assert_eq!(sandbox.workspace_roots.len(), 1);
+        assert!(!sandbox.roots_default_to_cwd);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let wrong = |result: Result<Sandbox, String>, expect: &str| assert_eq!(result.unwrap_err(), expect);
+        wrong(parse("3"), "sandbox: invalid type: number, expected a map");
+        wrong(parse(r#""read-only""#), r#"sandbox: invalid type: string "read-only", expected a map"#);
+        wrong(parse("{}"), "sandbox: missing field `permissions`");
+        wrong(parse(r#"{"permissions":{"type":"disabled"}}"#), "sandbox: missing field `windowsSandboxLevel`");
+        wrong(profile("{}"), "sandbox.permissions: missing field `type`");
+        wrong(profile(r#"{"type":"external"}"#), "sandbox.permissions: missing field `network`");
+        wrong(
+            profile(r#"{"type":"read-only"}"#),
+            "sandbox.permissions.type: unknown variant `read-only`, expected one of `managed`, `disabled`, `external`",
+        );
+        wrong(managed("3"), "sandbox.permissions.file_system.entries: expected a sequence");
+        wrong(
+            managed(r#"[{"path":{"type":"path","path":"/a"},"access":"zz"}]"#),
+            "sandbox.permissions.file_system.entries[0].access: unknown variant `zz`, expected one of `read`, `write`, `deny`, `none`",
+        );
+        wrong(
+            managed(r#"[{"path":{"type":"path","path":"a"},"access":"read"}]"#),
+            "sandbox.permissions.file_system.entries[0].path.path: `a`: invalid URI: relative URL without a base",
+        );
+        wrong(
+            managed(r#"[{"path":{"type":"glob_pattern","pattern":"*"},"access":"write"}]"#),
+            "sandbox.permissions.file_system.entries[0].path.pattern: glob `*` with access other than deny: only denials take globs",
+        );
+        wrong(
+            managed(r#"[{"path":{"type":"special","value":{"kind":"project_roots","subpath":"../x"}},"access":"write"}]"#),
+            "sandbox.permissions.file_system.entries[0].path.value.subpath: `../x` is not a relative path without `..`",
+        );
+        wrong(parse(r#"{"type":"read-only","cwd":3}"#), "sandbox.cwd: invalid type: number, expected a string");
+        wrong(
+            parse(r#"{"type":"read-only","permissions":{"type":"disabled"}}"#),
+            "sandbox: has `type` beside another policy: give one",
+        );
+    }
+
+    #[test]
+    fn near_misses_are_refused_and_strangers_counted() {
+        let text = r#"{"permissions":{"type":"disabled"},"windowsSandboxLevel":"disabled","futureOption":1,"other":{}}"#;
+        assert_eq!(parse(text).unwrap().ignored, 2);
+        for (text, meant) in [
+            (r#"{"type":"read-only","permission":{}}"#, "permissions"),
+            (r#"{"type":"read-only","workspace_roots":[]}"#, "workspaceRoots"),
+        ] {
+            assert!(parse(text).unwrap_err().contains(&format!("did you mean `{meant}`?")), "{text}");
+        }
+        let access = managed(r#"[{"path":{"type":"path","path":"/a"},"access":"deny","Access":"write"}]"#);
+        assert!(access.unwrap_err().contains("did you mean `access`?"));
+    }
+
+    #[test]
+    fn an_unknown_special_kind_grants_nothing() {
+        let sandbox = managed(r#"[{"path":{"type":"special","value":{"kind":"everything","subpath":"x"}},"access":"write"}]"#);
+        assert_eq!(entries(sandbox)[0].target, Target::Nothing("everything".to_owned()));
+    }
+
+    #[test]
+    fn near_miss_table() {
+        for near in ["sandBox", "SANDBOX", "sand_box", "sandbx", "sandboxx", "asndbox"] {
+            assert!(is_near_miss(near, "sandbox"), "{near}");
+        }
+        for far in ["path", "sand", "box", "metadata"] {
+            assert!(!is_near_miss(far, "sandbox"), "{far}");
+        }
+    }
+}
