@@ -175,7 +175,7 @@ impl ExitStatus {
 
 /// A step of a helper's way into confinement or to `execve` that failed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
-#[error("{attempt}: {}", errno_text(*errno))]
+#[error("{attempt}{}", if *errno == 0 { String::new() } else { format!(": {}", errno_text(*errno)) })]
 pub struct StepFailed {
     /// Which part failed: decides the error code on the wire.
     pub step: Step,

@@ -1,0 +1,239 @@
+//! The fixed order in which a helper gives up what its policy does not grant.
+//!
+//! The caller has closed every descriptor but those that the confined program shall have, and has opened the [`Roots`]. From
+//! here on each step is one call and one error. A step that fails leaves the process half confined: it must end.
+
+use crate::landlock::{self, MINIMUM_ABI, Who};
+use crate::policy::{Access, Files, Grants, Network, Policy};
+use crate::report::{self, Gap};
+use crate::roots::Roots;
+use crate::{limits, seccomp, sys};
+use portcullis_protocol::helper::{Enforced, Step, StepFailed};
+use portcullis_protocol::path::AbsolutePath;
+use std::path::PathBuf;
+
+/// Confines this single-threaded process as an fs worker: it may open, make and remove what the policy grants, and do nothing
+/// else. What lies below a grant and is less than it, the worker's own decisions have to hold.
+///
+/// # Errors
+/// A step failed; the process must end.
+pub fn worker(policy: &Policy, roots: &Roots) -> Result<Enforced, EnforceError> {
+    let abi = landlock_abi(policy)?;
+    confine(policy, roots, Who::Worker, abi, Vec::new())
+}
+
+/// Confines this single-threaded process before it executes a client's program. `allow_unprotected` is the operator's word that
+/// the gaps that can be waived are accepted; they are then listed as missing.
+///
+/// # Errors
+/// The policy asks what these layers cannot give; or a step failed. The process must end.
+pub fn process(policy: &Policy, roots: &Roots, allow_unprotected: bool) -> Result<Enforced, EnforceError> {
+    let abi = landlock_abi(policy)?;
+    // Asked again here, with real paths: links may make one entry lie below another.
+    let gaps = report::gaps(policy, roots, abi);
+    if gaps.iter().any(|gap| !(gap.waivable && allow_unprotected)) {
+        return Err(EnforceError::Gaps(gaps));
+    }
+    let missing = gaps.iter().map(|gap| gap.what.name().to_owned()).collect();
+    confine(policy, roots, Who::Process, abi, missing)
+}
+
+fn confine(policy: &Policy, roots: &Roots, who: Who, abi: u32, missing: Vec<String>) -> Result<Enforced, EnforceError> {
+    // Landlock and seccomp confine the calling thread: another one would stay free.
+    refuse_threads()?;
+
+    // No core files, and a program's own limit of descriptors.
+    limits::set(roots, who == Who::Process)
+        .map_err(|errno| EnforceError::Limits { attempt: "set resource limits", errno: errno.raw_os_error() })?;
+
+    // Who is asked to confine the network alone leaves the user's rights on files as they are, and root's are capabilities.
+    if policy.files != Files::Unrestricted {
+        limits::drop_capabilities().map_err(|errno| EnforceError::Capabilities { errno: errno.raw_os_error() })?;
+    }
+
+    // No set-user-id program gives anything back, and the next two steps need no privilege.
+    rustix::thread::set_no_new_privs(true).map_err(|errno| EnforceError::NoNewPrivs { errno: errno.raw_os_error() })?;
+
+    // What can be opened, made and removed; which ports, signals and abstract sockets can be reached.
+    let landlock_abi =
+        landlock::restrict(policy, roots, who, abi).map_err(|error| EnforceError::Landlock { problem: error.to_string() })?;
+
+    // What remains of the system calls. Last, for the steps before need some of those that now go.
+    let tables = tables(policy, who);
+    for table in &tables {
+        seccomp::install(*table).map_err(|error| EnforceError::Seccomp { table: table.name(), problem: error.to_string() })?;
+    }
+
+    let seccomp = tables.iter().map(|table| table.name().to_owned()).collect();
+    Ok(Enforced { landlock_abi, seccomp, missing })
+}
+
+/// The tables that a policy needs, in the order in which they are installed.
+fn tables(policy: &Policy, who: Who) -> Vec<seccomp::Table> {
+    use seccomp::Table;
+    if who == Who::Worker {
+        return vec![Table::Worker];
+    }
+    let files = match &policy.files {
+        // Somebody else confines the files: only the network is ours.
+        Files::Unrestricted => Vec::new(),
+        Files::Restricted(grants) if is_read_only(grants) => vec![Table::Process, Table::ReadOnly],
+        Files::Restricted(_) => vec![Table::Process],
+    };
+    let network = match policy.network {
+        Network::Restricted => Table::NetworkOff,
+        Network::Enabled => Table::NetworkOn,
+    };
+    files.into_iter().chain([network]).collect()
+}
+
+fn is_read_only(grants: &Grants) -> bool {
+    grants.entries.iter().all(|grant| grant.access != Access::Write)
+}
+
+fn landlock_abi(policy: &Policy) -> Result<u32, EnforceError> {
+    let found = sys::landlock_abi();
+    match (&policy.files, found) {
+        (Files::Restricted(_), Ok(abi)) if abi >= MINIMUM_ABI => Ok(abi),
+        (Files::Restricted(_), Ok(abi)) => Err(EnforceError::OldLandlock { abi }),
+        (Files::Restricted(_), Err(error)) => Err(EnforceError::NoLandlock { errno: error.raw_os_error().unwrap_or(0) }),
+        // Without a policy for files Landlock only stands behind seccomp.
+        (Files::Unrestricted, found) => Ok(found.unwrap_or(0)),
+    }
+}
+
+/// The kernel counts the threads of this process; where its count cannot be had, the process counts as many.
+fn refuse_threads() -> Result<(), EnforceError> {
+    let status = std::fs::read_to_string("/proc/self/status")
+        .map_err(|error| EnforceError::Uncounted { errno: error.raw_os_error().unwrap_or(0) })?;
+    let count = status.lines().find_map(|line| line.strip_prefix("Threads:")).and_then(|count| count.trim().parse().ok());
+    match count {
+        Some(1) => Ok(()),
+        Some(count) => Err(EnforceError::Threads { count }),
+        None => Err(EnforceError::Uncounted { errno: 0 }),
+    }
+}
+
+/// Why a helper is not confined. Each text names the layer, and the remedy where there is one.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum EnforceError {
+    /// The policy asks what the layers of this version cannot enforce on a process.
+    #[error("enforce policy on a process: {}", .0.iter().map(|gap| gap.text.as_str()).collect::<Vec<_>>().join("; "))]
+    Gaps(Vec<Gap>),
+    /// A root could not be opened.
+    #[error("open policy path `{path}` before confinement")]
+    Root {
+        /// As the policy names it.
+        path: AbsolutePath,
+        /// The system's number.
+        errno: i32,
+    },
+    /// A writable root is a link, so that whoever can replace it decides what is writable.
+    #[error("open writable root `{path}`: it is a symbolic link; name the real path `{}` instead", real.display())]
+    LinkedRoot {
+        /// As the policy names it.
+        path: AbsolutePath,
+        /// What it leads to.
+        real: PathBuf,
+    },
+    /// More roots than this process may have descriptors.
+    #[error("open the paths of the policy: needs {needed} descriptors, the hard limit is {maximum}; raise it (ulimit -Hn)")]
+    Descriptors {
+        /// How many.
+        needed: u64,
+        /// The hard limit.
+        maximum: u64,
+    },
+    /// The process has more than one thread: a defect of ours.
+    #[error("confine a process with {count} threads: only the calling one would be confined")]
+    Threads {
+        /// How many.
+        count: u32,
+    },
+    /// The kernel does not say how many threads there are.
+    #[error("count threads in /proc/self/status before confinement; mount /proc")]
+    Uncounted {
+        /// The system's number.
+        errno: i32,
+    },
+    /// Resource limits.
+    #[error("{attempt} before confinement")]
+    Limits {
+        /// What was attempted.
+        attempt: &'static str,
+        /// The system's number.
+        errno: i32,
+    },
+    /// Capabilities.
+    #[error("drop capabilities")]
+    Capabilities {
+        /// The system's number.
+        errno: i32,
+    },
+    /// `no_new_privs`.
+    #[error("set no_new_privs")]
+    NoNewPrivs {
+        /// The system's number.
+        errno: i32,
+    },
+    /// The kernel has no Landlock.
+    #[error(
+        "confine files with Landlock: this kernel does not offer it; boot with lsm=landlock,… (Linux {} or later)",
+        MINIMUM_KERNEL
+    )]
+    NoLandlock {
+        /// `ENOSYS`: not built in. `EOPNOTSUPP`: not enabled.
+        errno: i32,
+    },
+    /// The kernel's Landlock cannot keep files outside from being truncated.
+    #[error(
+        "confine files with Landlock: this kernel has ABI {abi}, which cannot deny truncation; use Linux {MINIMUM_KERNEL} or later"
+    )]
+    OldLandlock {
+        /// What it has.
+        abi: u32,
+    },
+    /// The ruleset was refused.
+    #[error("confine with Landlock: {problem}")]
+    Landlock {
+        /// The library's words.
+        problem: String,
+    },
+    /// A filter was refused.
+    #[error("install seccomp table `{table}`: {problem}; use a kernel with CONFIG_SECCOMP_FILTER")]
+    Seccomp {
+        /// Its name.
+        table: &'static str,
+        /// The library's words.
+        problem: String,
+    },
+}
+
+/// The first kernel whose Landlock has [`MINIMUM_ABI`].
+const MINIMUM_KERNEL: &str = "6.2";
+
+impl EnforceError {
+    /// The system's error number, or 0 if the system did not say.
+    #[must_use]
+    pub fn errno(&self) -> i32 {
+        match self {
+            Self::Root { errno, .. }
+            | Self::Uncounted { errno }
+            | Self::Limits { errno, .. }
+            | Self::Capabilities { errno }
+            | Self::NoNewPrivs { errno }
+            | Self::NoLandlock { errno } => *errno,
+            Self::LinkedRoot { .. } => libc::ELOOP,
+            Self::Descriptors { .. } => libc::EMFILE,
+            Self::Gaps(_) | Self::Threads { .. } | Self::OldLandlock { .. } | Self::Landlock { .. } | Self::Seccomp { .. } => {
+                libc::EOPNOTSUPP
+            }
+        }
+    }
+}
+
+impl From<EnforceError> for StepFailed {
+    fn from(error: EnforceError) -> Self {
+        Self { step: Step::Enforce, attempt: error.to_string(), errno: error.errno() }
+    }
+}

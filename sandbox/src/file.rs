@@ -1,0 +1,218 @@
+//! Policy files: the operator's words for what a client can also say on the wire.
+
+use crate::policy::PolicyError;
+use portcullis_protocol::path::WirePath;
+use portcullis_protocol::sandbox::{Access, Entry, Files, Network, Permissions, Sandbox, Target};
+use serde::Deserialize;
+use std::ops::Range;
+use toml::Spanned;
+
+/// Names of the policies that every build holds.
+pub const BUILTIN: [&str; 4] = ["read-only", "workspace-write", "workspace-write-network", "full-access"];
+
+/// A named policy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PolicyFile {
+    /// Its name: that of the file without `.toml`.
+    pub name: String,
+    /// What it is for, in a sentence.
+    pub description: String,
+    /// As if a client had sent it. Its project roots are those that are put in, or else the cwd.
+    pub sandbox: Sandbox,
+}
+
+/// A policy that every build holds; none of another name.
+#[must_use]
+pub fn builtin(name: &str) -> Option<PolicyFile> {
+    let text = match name {
+        "read-only" => include_str!("../../policies/read-only.toml"),
+        "workspace-write" => include_str!("../../policies/workspace-write.toml"),
+        "workspace-write-network" => include_str!("../../policies/workspace-write-network.toml"),
+        "full-access" => include_str!("../../policies/full-access.toml"),
+        _ => return None,
+    };
+    Some(parse(name, text).expect("Invariant: a test parses every policy that is built in"))
+}
+
+/// Reads a policy file; see `policies/README.md` for its members.
+///
+/// # Errors
+/// An unknown or missing member, a wrong value. The error names the file and the line.
+pub fn parse(name: &str, text: &str) -> Result<PolicyFile, PolicyError> {
+    let fail = |span: Option<Range<usize>>, problem: String| {
+        let before = span.and_then(|span| text.get(..span.start)).unwrap_or("");
+        let line = before.matches('\n').count() + 1;
+        PolicyError::File { file: name.to_owned(), line, problem }
+    };
+    let file: File = toml::from_str(text).map_err(|error| fail(error.span(), error.message().to_owned()))?;
+    let network = match file.network {
+        WireNetwork::Restricted => Network::Restricted,
+        WireNetwork::Enabled => Network::Enabled,
+    };
+    let files = match file.files.get_ref() {
+        WireFiles::Restricted => {
+            let mut entries = Vec::with_capacity(file.entries.len());
+            for entry in file.entries {
+                let span = entry.span();
+                entries.push(entry.into_inner().read().map_err(|problem| fail(Some(span), problem))?);
+            }
+            Files::Restricted { entries, glob_scan_max_depth: None }
+        }
+        WireFiles::Unrestricted if file.entries.is_empty() => Files::Unrestricted,
+        WireFiles::Unrestricted => {
+            return Err(fail(Some(file.files.span()), "unrestricted files and entries: give one".to_owned()));
+        }
+    };
+    let permissions = match (&files, network) {
+        (Files::Unrestricted, Network::Enabled) => Permissions::Disabled,
+        _ => Permissions::Managed { files, network },
+    };
+    let sandbox = Sandbox { permissions, cwd: None, workspace_roots: Vec::new(), roots_default_to_cwd: true, ignored: 0 };
+    Ok(PolicyFile { name: name.to_owned(), description: file.description, sandbox })
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    description: String,
+    files: Spanned<WireFiles>,
+    network: WireNetwork,
+    #[serde(default)]
+    entries: Vec<Spanned<FileEntry>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum WireFiles {
+    Restricted,
+    Unrestricted,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum WireNetwork {
+    Restricted,
+    Enabled,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum FileAccess {
+    Read,
+    Write,
+    Deny,
+}
+
+/// One of `path`, `glob` and `special`, and what it gives.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileEntry {
+    path: Option<String>,
+    glob: Option<String>,
+    special: Option<Special>,
+    subpath: Option<String>,
+    access: FileAccess,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Special {
+    Root,
+    Minimal,
+    ProjectRoots,
+    Tmpdir,
+    SlashTmp,
+}
+
+impl FileEntry {
+    fn read(self) -> Result<Entry, String> {
+        let access = match self.access {
+            FileAccess::Read => Access::Read,
+            FileAccess::Write => Access::Write,
+            FileAccess::Deny => Access::Deny,
+        };
+        let subpath = self.subpath;
+        if subpath.is_some() && !matches!(self.special, Some(Special::ProjectRoots)) {
+            return Err("`subpath` belongs to special = \"project_roots\"".to_owned());
+        }
+        if let Some(bad) = subpath.as_deref().filter(|path| path.starts_with('/') || path.split('/').any(|part| part == "..")) {
+            return Err(format!("subpath `{bad}` is not a relative path without `..`"));
+        }
+        let target = match (self.path, self.glob, self.special) {
+            (Some(path), None, None) => match WirePath::parse(&path) {
+                Ok(WirePath::Local(path)) => Target::Path(WirePath::Local(path)),
+                Ok(WirePath::Foreign(path)) => return Err(format!("path `{path}` is not of this machine")),
+                Err(error) => return Err(format!("path `{path}`: {error}")),
+            },
+            (None, Some(_), None) if access != Access::Deny => return Err("only denials take globs".to_owned()),
+            (None, Some(glob), None) => Target::Glob(glob),
+            (None, None, Some(special)) => match special {
+                Special::Root => Target::Root,
+                Special::Minimal => Target::Minimal,
+                Special::ProjectRoots => Target::ProjectRoots { subpath },
+                Special::Tmpdir => Target::Tmpdir,
+                Special::SlashTmp => Target::SlashTmp,
+            },
+            _ => return Err("needs one of `path`, `glob` and `special`".to_owned()),
+        };
+        Ok(Entry { target, access, skip_missing: false })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_builtin_policy_means_what_its_name_says() {
+        for name in BUILTIN {
+            let built_in = builtin(name).unwrap().sandbox;
+            let (kind, network) = match name {
+                "workspace-write-network" => ("workspace-write", ",\"network_access\":true"),
+                "full-access" => ("danger-full-access", ""),
+                same => (same, ""),
+            };
+            let plain = Sandbox::parse(&format!(r#"{{"type":"{kind}"{network}}}"#)).unwrap();
+            assert_eq!(built_in, plain, "{name}");
+        }
+        assert_eq!(builtin("other"), None);
+    }
+
+    #[test]
+    fn every_kind_of_entry() {
+        let head = "description = 'd'\nfiles = 'restricted'\nnetwork = 'restricted'\n";
+        let entries = "[[entries]]\npath = '/data'\naccess = 'write'\n[[entries]]\nglob = '**/*.env'\naccess = 'deny'\n[[entries]]\nspecial = 'project_roots'\nsubpath = 'src'\naccess = 'read'\n";
+        let file = parse("mine", &format!("{head}{entries}")).unwrap();
+        let Permissions::Managed { files: Files::Restricted { entries, .. }, .. } = file.sandbox.permissions else { panic!() };
+        let targets: Vec<_> = entries.into_iter().map(|entry| entry.target).collect();
+        assert_eq!(
+            targets,
+            [
+                Target::Path(WirePath::parse("/data").unwrap()),
+                Target::Glob("**/*.env".to_owned()),
+                Target::ProjectRoots { subpath: Some("src".to_owned()) }
+            ]
+        );
+    }
+
+    #[test]
+    fn errors_name_file_and_line() {
+        let check = |text: &str, expect: &str| {
+            let error = parse("mine", text).unwrap_err().to_string();
+            assert!(error.starts_with(expect), "{error}");
+        };
+        let head = "description = 'd'\nfiles = 'restricted'\nnetwork = 'restricted'\n";
+        check("description = 'd'\nfiles = 'all'\n", "policy file mine, line 2: unknown variant `all`");
+        check(&format!("{head}colour = 'red'\n"), "policy file mine, line 4: unknown field `colour`");
+        check(&format!("{head}[[entries]]\naccess = 'read'\n"), "policy file mine, line 4: needs one of");
+        check(
+            &format!("{head}[[entries]]\npath = '/a'\naccess = 'read'\n[[entries]]\npath = 'a'\naccess = 'read'\n"),
+            "policy file mine, line 7: path `a`",
+        );
+        check(&format!("{head}[[entries]]\nglob = '*'\naccess = 'read'\n"), "policy file mine, line 4: only denials take globs");
+        check(
+            "description = 'd'\nfiles = 'unrestricted'\nnetwork = 'enabled'\n[[entries]]\nspecial = 'root'\naccess = 'read'\n",
+            "policy file mine, line 2: unrestricted files and entries",
+        );
+    }
+}

@@ -1,0 +1,211 @@
+//! Landlock: which rights a policy needs under which ABI, and the ruleset that says so to the kernel.
+//!
+//! Landlock adds up: what is granted on a directory cannot be taken away below it. It does not see stat, chmod, chown, utime
+//! and xattr. [`crate::report::process_gaps`] says what follows from that.
+
+use crate::policy::{Access, Files, Network, Policy};
+use crate::roots::Roots;
+use landlock::{
+    ABI, Access as _, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset, RulesetAttr,
+    RulesetCreated, RulesetCreatedAttr, RulesetError, RulesetStatus, Scope,
+};
+use std::path::Path;
+
+/// Below this ABI a file outside can be truncated: the right exists since Linux 6.2.
+pub(crate) const MINIMUM_ABI: u32 = 3;
+
+/// From this ABI on signals and abstract unix sockets are kept inside: since Linux 6.12.
+pub(crate) const SCOPES_ABI: u32 = 6;
+
+/// The newest ABI whose rights this version handles; a newer kernel is used as if it had this one.
+const KNOWN_ABI: u32 = 9;
+
+/// Devices without a state of their own, which programs expect wherever the system's directories can be read.
+const DEVICES: [&str; 6] = ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty"];
+
+/// Who is confined.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Who {
+    /// An fs worker: opens, makes and removes regular files, directories and links.
+    Worker,
+    /// A client's program.
+    Process,
+}
+
+/// Rights of one ruleset. Empty sets are not handled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Rights {
+    /// Handled, which means denied unless granted.
+    files: BitFlags<AccessFs>,
+    read: BitFlags<AccessFs>,
+    write: BitFlags<AccessFs>,
+    device: BitFlags<AccessFs>,
+    /// Handled and never granted.
+    network: BitFlags<AccessNet>,
+    /// What must stay inside.
+    scope: BitFlags<Scope>,
+}
+
+impl Rights {
+    /// What one of `who` needs under an ABI. Pure, so that every ABI can be tested on any kernel.
+    pub(crate) fn new(policy: &Policy, who: Who, abi: u32) -> Self {
+        let abi = ABI::from(i32::try_from(abi).unwrap_or(i32::MAX));
+        let files = match policy.files {
+            Files::Unrestricted => BitFlags::EMPTY,
+            Files::Restricted(_) => AccessFs::from_all(abi),
+        };
+        let read = AccessFs::ReadFile | AccessFs::ReadDir;
+        let content = AccessFs::WriteFile | AccessFs::Truncate;
+        let tree = AccessFs::MakeReg | AccessFs::MakeDir | AccessFs::MakeSym | AccessFs::Refer;
+        let remove = AccessFs::RemoveFile | AccessFs::RemoveDir;
+        let (read, write, device) = match who {
+            Who::Worker => (read, read | content | tree | remove, BitFlags::EMPTY),
+            Who::Process => {
+                let read = read | AccessFs::Execute;
+                let nodes = AccessFs::MakeFifo | AccessFs::MakeSock | AccessFs::MakeChar | AccessFs::MakeBlock;
+                let write = read | content | tree | remove | nodes | AccessFs::IoctlDev;
+                (read, write, content | AccessFs::ReadFile | AccessFs::IoctlDev)
+            }
+        };
+        let no_network = who == Who::Worker || policy.network == Network::Restricted;
+        let network = if no_network { AccessNet::from_all(abi) } else { BitFlags::EMPTY };
+        Self { files, read: read & files, write: write & files, device: device & files, network, scope: Scope::from_all(abi) }
+    }
+
+    fn is_empty(self) -> bool {
+        self.files.is_empty() && self.network.is_empty() && self.scope.is_empty()
+    }
+
+    fn of(self, access: Access) -> BitFlags<AccessFs> {
+        match access {
+            Access::Read => self.read,
+            Access::Write => self.write,
+            Access::Deny => BitFlags::EMPTY,
+        }
+    }
+}
+
+/// Why there is no domain.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LandlockError {
+    #[error("{0}")]
+    Ruleset(#[from] RulesetError),
+    #[error("{0}")]
+    Device(#[from] landlock::PathFdError),
+    #[error("the kernel enforced only a part")]
+    Partial,
+}
+
+/// Confines this thread, and whatever it starts. Says the ABI that is in force; 0 if the policy needs nothing of it.
+pub(crate) fn restrict(policy: &Policy, roots: &Roots, who: Who, abi: u32) -> Result<u32, LandlockError> {
+    let rights = Rights::new(policy, who, abi);
+    if rights.is_empty() {
+        return Ok(0);
+    }
+    // A right that the kernel does not know is an error, never left out.
+    let mut ruleset = Ruleset::default().set_compatibility(CompatLevel::HardRequirement);
+    if !rights.files.is_empty() {
+        ruleset = ruleset.handle_access(rights.files)?;
+    }
+    if !rights.network.is_empty() {
+        ruleset = ruleset.handle_access(rights.network)?;
+    }
+    if !rights.scope.is_empty() {
+        ruleset = ruleset.scope(rights.scope)?;
+    }
+    let mut ruleset = ruleset.create()?;
+    for root in roots.all() {
+        let rights = rights.of(root.access);
+        if let (Some((descriptor, _)), false) = (&root.descriptor, rights.is_empty()) {
+            ruleset = grant(ruleset, descriptor, rights)?;
+        }
+    }
+    if needs_devices(policy) && !rights.device.is_empty() {
+        for device in DEVICES.into_iter().filter(|device| Path::new(device).exists()) {
+            ruleset = ruleset.add_rule(PathBeneath::new(PathFd::new(device)?, rights.device))?;
+        }
+    }
+    let status = ruleset.restrict_self()?;
+    if status.ruleset == RulesetStatus::FullyEnforced { Ok(abi.min(KNOWN_ABI)) } else { Err(LandlockError::Partial) }
+}
+
+fn grant(
+    ruleset: RulesetCreated,
+    descriptor: &std::os::fd::OwnedFd,
+    rights: BitFlags<AccessFs>,
+) -> Result<RulesetCreated, RulesetError> {
+    // On anything but a directory the kernel takes only the rights of files; the others would mean nothing there.
+    let is_directory = rustix::fs::fstat(descriptor)
+        .is_ok_and(|stat| rustix::fs::FileType::from_raw_mode(stat.st_mode) == rustix::fs::FileType::Directory);
+    let rights = if is_directory { rights } else { rights & AccessFs::from_file(ABI::V5) };
+    ruleset.add_rule(PathBeneath::new(descriptor, rights))
+}
+
+/// Whether programs can run at all under the policy, which is where `/dev/null` and its like are expected; and no entry
+/// denies them.
+fn needs_devices(policy: &Policy) -> bool {
+    let Files::Restricted(grants) = &policy.files else {
+        return false;
+    };
+    let covers = |path: &str, access: Access| {
+        grants.entries.iter().any(|grant| grant.access == access && Path::new(path).starts_with(grant.path.as_path()))
+    };
+    let runs = |access| covers("/usr/bin", access);
+    (runs(Access::Read) || runs(Access::Write)) && !DEVICES.into_iter().any(|device| covers(device, Access::Deny))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::{Grant, Grants};
+    use portcullis_protocol::path::AbsolutePath;
+
+    fn policy(network: Network) -> Policy {
+        let entries = vec![Grant { path: AbsolutePath::new("/w").unwrap(), access: Access::Write }];
+        Policy { files: Files::Restricted(Grants::new(entries, Vec::new()).unwrap()), network }
+    }
+
+    #[test]
+    fn every_abi_handles_all_that_it_knows() {
+        for abi in 1..=9 {
+            let rights = Rights::new(&policy(Network::Restricted), Who::Process, abi);
+            let all = AccessFs::from_all(ABI::from(i32::try_from(abi).unwrap()));
+            assert_eq!(rights.files, all, "ABI {abi}");
+            assert!(all.contains(rights.read | rights.write | rights.device), "ABI {abi}");
+            assert_eq!(rights.files.contains(AccessFs::Refer), abi >= 2, "ABI {abi}");
+            assert_eq!(rights.files.contains(AccessFs::Truncate), abi >= MINIMUM_ABI, "ABI {abi}");
+            assert_eq!(!rights.network.is_empty(), abi >= 4, "ABI {abi}");
+            assert_eq!(rights.files.contains(AccessFs::IoctlDev), abi >= 5, "ABI {abi}");
+            assert_eq!(!rights.scope.is_empty(), abi >= SCOPES_ABI, "ABI {abi}");
+        }
+    }
+
+    #[test]
+    fn reading_grants_nothing_that_changes() {
+        for (abi, who) in (1..=9).flat_map(|abi| [(abi, Who::Worker), (abi, Who::Process)]) {
+            let rights = Rights::new(&policy(Network::Enabled), who, abi);
+            let changes = AccessFs::from_write(ABI::V9);
+            assert!((rights.read & changes).is_empty(), "ABI {abi}, {who:?}");
+            assert!((rights.of(Access::Deny)).is_empty());
+            assert!(!rights.write.contains(AccessFs::ResolveUnix), "host sockets stay out of reach");
+        }
+    }
+
+    #[test]
+    fn a_worker_executes_nothing_makes_no_device_and_has_no_network() {
+        for abi in 1..=9 {
+            let rights = Rights::new(&policy(Network::Enabled), Who::Worker, abi);
+            let never = AccessFs::Execute | AccessFs::IoctlDev | AccessFs::MakeChar | AccessFs::MakeBlock | AccessFs::MakeSock;
+            assert!(((rights.read | rights.write | rights.device) & never).is_empty(), "ABI {abi}");
+            assert_eq!(!rights.network.is_empty(), abi >= 4, "ABI {abi}");
+        }
+    }
+
+    #[test]
+    fn unrestricted_files_still_get_scopes_where_there_are_any() {
+        let policy = Policy { files: Files::Unrestricted, network: Network::Restricted };
+        assert!(Rights::new(&policy, Who::Process, 3).is_empty());
+        let rights = Rights::new(&policy, Who::Process, 7);
+        assert!(rights.files.is_empty() && !rights.scope.is_empty() && !rights.network.is_empty());
+    }
+}

@@ -1,0 +1,22 @@
+//! What a policy means, and how the kernel is told.
+//!
+//! # How it works
+//! [`resolve`] turns a client's sandbox object, or a [`file`], and this machine into a [`policy::Policy`]: absolute paths with
+//! what they give, patterns that are denied, and whether there is a network. Its bytes go to a helper. The helper opens the
+//! policy's paths ([`roots`]), then [`enforce`] gives up what the process must not have, in one fixed order: limits,
+//! capabilities, Landlock, seccomp. What the policy asks and these layers cannot give is a [`report::Gap`] and a refusal. A
+//! worker that carries out file requests also decides each of them by [`compiled::Compiled`], since Landlock can grant but not
+//! take away; the kernel stands behind that decision, but for what lies below a writable root.
+#![deny(unsafe_code)]
+
+pub mod compiled;
+pub mod enforce;
+pub mod file;
+mod landlock;
+mod limits;
+pub mod policy;
+pub mod report;
+pub mod resolve;
+pub mod roots;
+mod seccomp;
+mod sys;

@@ -1,0 +1,37 @@
+//! Resource limits and capabilities.
+
+use crate::roots::Roots;
+use rustix::io::Errno;
+use rustix::process::{Resource, Rlimit};
+use rustix::thread::{CapabilitySet, CapabilitySets};
+
+/// No core files: they would be written outside the policy, with the memory of the helper in them. A program gets back the
+/// limit of descriptors that its roots needed to be raised.
+pub(crate) fn set(roots: &Roots, restore_descriptors: bool) -> Result<(), Errno> {
+    rustix::process::setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) })?;
+    match &roots.raised_limit {
+        Some(limit) if restore_descriptors => {
+            rustix::process::setrlimit(Resource::Nofile, Rlimit { current: limit.current, maximum: limit.maximum })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Gives up every capability in every set, for good.
+pub(crate) fn drop_capabilities() -> Result<(), Errno> {
+    rustix::thread::clear_ambient_capability_set()?;
+    let held = rustix::thread::capabilities(None)?;
+    // The bounding set can be reduced only by who holds this capability. Whoever does not hold it cannot gain anything from
+    // the set either: no_new_privs comes before the first execve.
+    if held.effective.contains(CapabilitySet::SETPCAP) {
+        for capability in CapabilitySet::all().iter() {
+            match rustix::thread::remove_capability_from_bounding_set(capability) {
+                // A capability that this kernel does not know yet.
+                Ok(()) | Err(Errno::INVAL) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+    }
+    let none = CapabilitySet::empty();
+    rustix::thread::set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })
+}

@@ -1,0 +1,290 @@
+//! A policy: what may be touched, resolved against this machine. It is the only form that a helper ever gets.
+
+use portcullis_protocol::path::AbsolutePath;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use std::fmt;
+
+/// Names that stay read-only at the top of every writable root, present or not, unless an entry grants them.
+pub const PROTECTED_NAMES: [&str; 4] = [".git", ".codex", ".agents", ".aws"];
+
+/// Bound of the entries of a policy: each costs a descriptor and a kernel rule when a helper is confined.
+pub const MAX_ENTRIES: usize = 8192;
+
+/// Bound of the deny globs of a policy: all of them are tried on every ancestor of a path.
+pub const MAX_GLOBS: usize = 512;
+
+/// Bound of one glob in bytes, the longest path that the system takes.
+pub const MAX_GLOB_LENGTH: usize = 4096;
+
+/// What may be touched: validated, absolute, without anything left to look up but the files themselves.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Policy {
+    /// On file systems.
+    pub files: Files,
+    /// On the network.
+    pub network: Network,
+}
+
+/// What may be touched on file systems.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Files {
+    /// Everything that the user may touch.
+    Unrestricted,
+    /// What the grants say, and nothing else.
+    Restricted(Grants),
+}
+
+/// Whether sockets may reach beyond the process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Network {
+    /// No.
+    Restricted,
+    /// Yes.
+    Enabled,
+}
+
+/// Grants and denials of a restricted policy, in one canonical form: equal policies have equal bytes and hashes.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Grants {
+    /// In the order of their paths, at most one for each path; see [`Grants::new`].
+    pub entries: Vec<Grant>,
+    /// What matches, and everything below it, is denied; in order, without duplicates.
+    pub deny_globs: Vec<DenyGlob>,
+}
+
+/// An entry: it covers its path and everything below, where no longer path says otherwise.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Grant {
+    /// As the client named it, normalised lexically; may hold links until a helper resolves it.
+    pub path: AbsolutePath,
+    /// What it gives.
+    pub access: Access,
+}
+
+/// A denial by pattern. The base is kept apart because it may hold links and bytes that no pattern can spell.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct DenyGlob {
+    /// Where the pattern starts.
+    pub base: AbsolutePath,
+    /// Relative to the base, not empty; `*` and `?` stop at slashes, `**` does not.
+    pub pattern: String,
+}
+
+/// What an entry gives. The order is that of a tie between two entries of one path: the greater wins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Access {
+    /// Reading.
+    Read,
+    /// Reading and changing.
+    Write,
+    /// Nothing.
+    Deny,
+}
+
+impl Grants {
+    /// Sorts, and merges entries of one path: deny wins over write, write over read.
+    ///
+    /// # Errors
+    /// More entries or globs than the bounds allow.
+    pub fn new(mut entries: Vec<Grant>, mut deny_globs: Vec<DenyGlob>) -> Result<Self, PolicyError> {
+        entries.sort_by(|left, right| left.path.cmp(&right.path).then(right.access.cmp(&left.access)));
+        entries.dedup_by(|later, kept| later.path == kept.path);
+        deny_globs.sort();
+        deny_globs.dedup();
+        let grants = Self { entries, deny_globs };
+        grants.check()?;
+        Ok(grants)
+    }
+
+    /// What [`Grants::new`] makes true, and what bytes from elsewhere must not break.
+    fn check(&self) -> Result<(), PolicyError> {
+        if self.entries.len() > MAX_ENTRIES {
+            return Err(PolicyError::Bound { what: "entries", count: self.entries.len(), bound: MAX_ENTRIES });
+        }
+        if self.deny_globs.len() > MAX_GLOBS {
+            return Err(PolicyError::Bound { what: "deny globs", count: self.deny_globs.len(), bound: MAX_GLOBS });
+        }
+        if let Some(glob) = self.deny_globs.iter().find(|glob| glob.pattern.len() > MAX_GLOB_LENGTH) {
+            return Err(PolicyError::Bound { what: "bytes in a deny glob", count: glob.pattern.len(), bound: MAX_GLOB_LENGTH });
+        }
+        let sorted = self.entries.is_sorted_by(|left, right| left.path < right.path);
+        if sorted && self.deny_globs.is_sorted_by(|left, right| left < right) {
+            Ok(())
+        } else {
+            Err(PolicyError::Bytes("entries or globs are out of order".to_owned()))
+        }
+    }
+}
+
+impl Policy {
+    /// The bytes that go to a helper.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        postcard::to_stdvec(self).expect("Invariant: a policy holds only sequences of known length, which always encode")
+    }
+
+    /// Reads what [`Policy::encode`] wrote.
+    ///
+    /// # Errors
+    /// Anything else than a policy in its canonical form.
+    pub fn decode(bytes: &[u8]) -> Result<Self, PolicyError> {
+        let (policy, rest): (Self, &[u8]) =
+            postcard::take_from_bytes(bytes).map_err(|error| PolicyError::Bytes(error.to_string()))?;
+        if !rest.is_empty() {
+            return Err(PolicyError::Bytes(format!("{} bytes too many", rest.len())));
+        }
+        if let Files::Restricted(grants) = &policy.files {
+            grants.check()?;
+        }
+        Ok(policy)
+    }
+
+    /// Names the policy: equal hashes mean equal policies.
+    #[must_use]
+    pub fn hash(&self) -> PolicyHash {
+        PolicyHash(Sha256::digest(self.encode()).into())
+    }
+}
+
+/// SHA-256 of an encoded policy.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PolicyHash([u8; 32]);
+
+impl fmt::Display for PolicyHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for PolicyHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PolicyHash({self})")
+    }
+}
+
+/// Why there is no policy.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PolicyError {
+    /// A path of another system.
+    #[error("{at}: {problem}")]
+    Path {
+        /// What was being resolved.
+        at: String,
+        /// What is wrong with its path.
+        problem: String,
+    },
+    /// Project roots or a relative glob without a directory to start from. The text is the one that clients know.
+    #[error("file system sandbox context with dynamic permissions requires cwd")]
+    CwdRequired,
+    /// A glob that cannot be enforced as written.
+    #[error("deny glob `{glob}`: {problem}")]
+    Glob {
+        /// As the client wrote it.
+        glob: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// More than a policy may hold.
+    #[error("policy with {count} {what}: the bound is {bound}")]
+    Bound {
+        /// Of what there are too many.
+        what: &'static str,
+        /// How many there are.
+        count: usize,
+        /// How many there may be.
+        bound: usize,
+    },
+    /// A path of the policy must not be used as it is.
+    #[error("policy path `{path}`: {problem}")]
+    Refused {
+        /// The path.
+        path: AbsolutePath,
+        /// Why.
+        problem: String,
+    },
+    /// Bytes that no encoder wrote.
+    #[error("bytes of a policy do not decode: {0}")]
+    Bytes(String),
+    /// A policy file.
+    #[error("policy file {file}, line {line}: {problem}")]
+    File {
+        /// Its name.
+        file: String,
+        /// The line, from 1.
+        line: usize,
+        /// What is wrong there.
+        problem: String,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn grant(path: &str, access: Access) -> Grant {
+        Grant { path: AbsolutePath::new(path).unwrap(), access }
+    }
+
+    fn restricted(grants: Grants) -> Policy {
+        Policy { files: Files::Restricted(grants), network: Network::Restricted }
+    }
+
+    #[test]
+    fn duplicates_merge_and_deny_beats_write_beats_read() {
+        use Access::{Deny, Read, Write};
+        let entries = vec![grant("/b", Read), grant("/a", Read), grant("/a", Write), grant("/b", Deny), grant("/b", Write)];
+        assert_eq!(Grants::new(entries, Vec::new()).unwrap().entries, [grant("/a", Write), grant("/b", Deny)]);
+    }
+
+    #[test]
+    fn bounds_are_named() {
+        let entries = (0..=MAX_ENTRIES).map(|nth| grant(&format!("/{nth}"), Access::Read)).collect();
+        let error = Grants::new(entries, Vec::new()).unwrap_err();
+        assert_eq!(error.to_string(), "policy with 8193 entries: the bound is 8192");
+        let base = AbsolutePath::new("/").unwrap();
+        let globs = (0..=MAX_GLOBS).map(|nth| DenyGlob { base: base.clone(), pattern: nth.to_string() }).collect();
+        let error = Grants::new(Vec::new(), globs).unwrap_err();
+        assert_eq!(error.to_string(), "policy with 513 deny globs: the bound is 512");
+    }
+
+    #[test]
+    fn bytes_out_of_order_are_refused() {
+        let grants = Grants { entries: vec![grant("/b", Access::Read), grant("/a", Access::Read)], deny_globs: Vec::new() };
+        let bytes = restricted(grants).encode();
+        assert!(Policy::decode(&bytes).unwrap_err().to_string().contains("out of order"));
+    }
+
+    #[test]
+    fn a_hash_is_shown_in_hex() {
+        let text = restricted(Grants::default()).hash().to_string();
+        assert!(text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit()), "{text}");
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_encoded_decodes_to_itself(
+            entries in prop::collection::vec(("(/[a-z.]{1,3}){0,4}", 0..3_u8), 0..20),
+            globs in prop::collection::vec(("(/[a-z]{1,3}){0,2}", "[a-z*/]{1,9}"), 0..5), enabled in any::<bool>(),
+        ) {
+            let access = |nth| [Access::Read, Access::Write, Access::Deny][usize::from(nth)];
+            let entries = entries.iter().map(|(path, nth)| grant(&format!("/{path}"), access(*nth))).collect();
+            let base = |path: &str| AbsolutePath::new(format!("/{path}")).unwrap();
+            let globs = globs.iter().map(|(path, pattern)| DenyGlob { base: base(path), pattern: pattern.clone() }).collect();
+            let network = if enabled { Network::Enabled } else { Network::Restricted };
+            let policy = Policy { files: Files::Restricted(Grants::new(entries, globs).unwrap()), network };
+            let bytes = policy.encode();
+            prop_assert_eq!(Policy::decode(&bytes), Ok(policy.clone()));
+            prop_assert!(Policy::decode(&bytes[..bytes.len() - 1]).is_err());
+            prop_assert!(Policy::decode(&[bytes, vec![0]].concat()).is_err());
+        }
+
+        #[test]
+        fn garbage_is_refused_or_canonical(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            if let Ok(policy) = Policy::decode(&bytes) {
+                prop_assert_eq!(Policy::decode(&policy.encode()), Ok(policy));
+            }
+        }
+    }
+}

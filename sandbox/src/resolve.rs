@@ -1,0 +1,344 @@
+//! From the wire's sandbox object and this machine to a policy. Whatever cannot be resolved is an error: a policy is never
+//! weaker than its author wrote it.
+
+use crate::compiled::compile_glob;
+use crate::policy::{Access, DenyGlob, Files, Grant, Grants, MAX_ENTRIES, MAX_GLOBS, Network, Policy, PolicyError};
+use portcullis_protocol::path::{AbsolutePath, WirePath};
+use portcullis_protocol::sandbox::{self as wire, Permissions, Sandbox, Target};
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+
+/// Directories that programs need to start.
+const MINIMAL: [&str; 8] = ["/bin", "/sbin", "/usr", "/etc", "/lib", "/lib64", "/nix/store", "/run/current-system/sw"];
+
+/// A glob with this prefix is relative to every workspace root, rather than to the cwd.
+const PROJECT_ROOTS_PREFIX: &str = "codex-project-roots://";
+
+/// What of this machine enters into policies.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Machine {
+    /// The server's own TMPDIR, links resolved; never that of a request, whose author could name any place.
+    pub tmpdir: Option<PathBuf>,
+    /// Whether `/tmp` is a directory.
+    pub slash_tmp: bool,
+    /// Those of the system's directories that exist.
+    pub minimal: Vec<PathBuf>,
+}
+
+impl Machine {
+    /// This machine, with the value of TMPDIR in the server's environment. Links in it are resolved here and now: it is the
+    /// operator's word, while a writable root that a client names must not be a link.
+    #[must_use]
+    pub fn here(server_tmpdir: Option<&OsStr>) -> Self {
+        let tmpdir = server_tmpdir
+            .map(Path::new)
+            .filter(|path| path.is_absolute())
+            .and_then(|path| std::fs::canonicalize(path).ok())
+            .filter(|path| path.is_dir());
+        let minimal = MINIMAL.into_iter().map(PathBuf::from).filter(|path| path.exists()).collect();
+        Self { tmpdir, slash_tmp: Path::new("/tmp").is_dir(), minimal }
+    }
+}
+
+/// Turns the wire's object into a policy; none if no confinement was asked for. `process_cwd` is the working directory of a
+/// process to be started, which stands in for a missing cwd.
+///
+/// # Errors
+/// A path of another system, a dynamic entry without a cwd, a glob that does not compile, a bound.
+pub fn resolve(sandbox: &Sandbox, process_cwd: Option<&AbsolutePath>, machine: &Machine) -> Result<Option<Policy>, PolicyError> {
+    let (files, network) = match &sandbox.permissions {
+        Permissions::Disabled => return Ok(None),
+        Permissions::External(network) => (&wire::Files::Unrestricted, network),
+        Permissions::Managed { files, network } => (files, network),
+    };
+    let network = match network {
+        wire::Network::Restricted => Network::Restricted,
+        wire::Network::Enabled => Network::Enabled,
+    };
+    let files = match files {
+        wire::Files::Unrestricted => Files::Unrestricted,
+        wire::Files::Restricted { entries, glob_scan_max_depth: _ } => {
+            let places = Places::new(sandbox, process_cwd, machine)?;
+            restricted(entries, &places)?
+        }
+    };
+    let nothing_to_enforce = files == Files::Unrestricted && network == Network::Enabled;
+    Ok((!nothing_to_enforce).then_some(Policy { files, network }))
+}
+
+fn restricted(entries: &[wire::Entry], places: &Places<'_>) -> Result<Files, PolicyError> {
+    let mut grants = Vec::new();
+    let mut globs = Vec::new();
+    for entry in entries {
+        match &entry.target {
+            Target::Glob(pattern) => globs.extend(places.glob(pattern)?),
+            target => {
+                let access = match entry.access {
+                    wire::Access::Write => Access::Write,
+                    wire::Access::Read => Access::Read,
+                    wire::Access::Deny => Access::Deny,
+                };
+                grants.extend(places.paths(target)?.into_iter().map(|path| Grant { path, access }));
+            }
+        }
+        // Checked on the way, so that 16 MiB of entries times a thousand roots are not built first.
+        check_bound("entries", grants.len(), 4 * MAX_ENTRIES)?;
+        check_bound("deny globs", globs.len(), 4 * MAX_GLOBS)?;
+    }
+    let grants = Grants::new(grants, globs)?;
+    Ok(if is_everything(&grants) { Files::Unrestricted } else { Files::Restricted(grants) })
+}
+
+fn check_bound(what: &'static str, count: usize, bound: usize) -> Result<(), PolicyError> {
+    if count > bound { Err(PolicyError::Bound { what, count, bound }) } else { Ok(()) }
+}
+
+/// Whether everything is writable and nothing narrows it: then there is nothing to enforce on files.
+fn is_everything(grants: &Grants) -> bool {
+    let root_is_writable =
+        grants.entries.iter().any(|grant| grant.path.as_path() == Path::new("/") && grant.access == Access::Write);
+    root_is_writable && grants.deny_globs.is_empty() && grants.entries.iter().all(|grant| grant.access == Access::Write)
+}
+
+/// What special entries stand for in one request.
+struct Places<'a> {
+    cwd: Option<AbsolutePath>,
+    roots: Vec<AbsolutePath>,
+    machine: &'a Machine,
+}
+
+impl<'a> Places<'a> {
+    fn new(sandbox: &Sandbox, process_cwd: Option<&AbsolutePath>, machine: &'a Machine) -> Result<Self, PolicyError> {
+        let cwd = match &sandbox.cwd {
+            Some(cwd) => Some(local("sandbox cwd", cwd)?),
+            None => process_cwd.cloned(),
+        };
+        let roots = if sandbox.roots_default_to_cwd && sandbox.workspace_roots.is_empty() {
+            cwd.iter().cloned().collect()
+        } else {
+            sandbox.workspace_roots.iter().map(|root| local("workspace root", root)).collect::<Result<_, _>>()?
+        };
+        Ok(Self { cwd, roots, machine })
+    }
+
+    fn cwd(&self) -> Result<&AbsolutePath, PolicyError> {
+        self.cwd.as_ref().ok_or(PolicyError::CwdRequired)
+    }
+
+    fn paths(&self, target: &Target) -> Result<Vec<AbsolutePath>, PolicyError> {
+        Ok(match target {
+            Target::Path(path) => vec![local("policy path", path)?],
+            Target::Root => vec![absolute(Path::new("/"))?],
+            Target::Minimal => self.machine.minimal.iter().map(|path| absolute(path)).collect::<Result<_, _>>()?,
+            Target::ProjectRoots { subpath } => {
+                self.cwd()?;
+                let below = |root: &AbsolutePath| match subpath {
+                    Some(subpath) => absolute(&root.as_path().join(subpath)),
+                    None => Ok(root.clone()),
+                };
+                self.roots.iter().map(below).collect::<Result<_, _>>()?
+            }
+            Target::Tmpdir => self.machine.tmpdir.iter().map(|path| absolute(path)).collect::<Result<_, _>>()?,
+            Target::SlashTmp if self.machine.slash_tmp => vec![absolute(Path::new("/tmp"))?],
+            Target::SlashTmp | Target::Nothing(_) => Vec::new(),
+            Target::Glob(glob) => {
+                return Err(PolicyError::Glob { glob: glob.clone(), problem: "is no path".to_owned() });
+            }
+        })
+    }
+
+    fn glob(&self, glob: &str) -> Result<Vec<DenyGlob>, PolicyError> {
+        if let Some(pattern) = glob.strip_prefix(PROJECT_ROOTS_PREFIX) {
+            self.cwd()?;
+            let pattern = pattern.trim_start_matches('/');
+            return self.roots.iter().map(|root| split_glob(root, pattern, glob)).collect();
+        }
+        let (base, pattern) = match glob.strip_prefix('/') {
+            Some(pattern) => (absolute(Path::new("/"))?, pattern),
+            None => (self.cwd()?.clone(), glob),
+        };
+        Ok(vec![split_glob(&base, pattern, glob)?])
+    }
+}
+
+/// Moves the literal directories at the start of a pattern into its base, where links in them are resolved.
+fn split_glob(base: &AbsolutePath, pattern: &str, whole: &str) -> Result<DenyGlob, PolicyError> {
+    let fail = |problem: &str| PolicyError::Glob { glob: whole.to_owned(), problem: problem.to_owned() };
+    if pattern.contains('\0') {
+        return Err(fail("holds a NUL byte, which no name can"));
+    }
+    let mut base = base.as_path().to_owned();
+    let mut rest: Vec<&str> = pattern.split('/').filter(|part| !part.is_empty()).collect();
+    if rest.contains(&"..") {
+        return Err(fail("holds `..`: write the place itself"));
+    }
+    // Real paths hold no `.`, so that a pattern with one would match nothing.
+    rest.retain(|part| *part != ".");
+    let is_literal = |part: &&str| !part.contains(['*', '?', '[', ']', '{', '}', '\\', ',']);
+    let literal = rest.iter().take_while(|part| is_literal(part)).count().min(rest.len().saturating_sub(1));
+    base.extend(&rest[..literal]);
+    let pattern = rest[literal..].join("/");
+    if pattern.is_empty() {
+        return Err(fail("is empty"));
+    }
+    compile_glob(&pattern).map_err(|error| match error {
+        PolicyError::Glob { problem, .. } => fail(&problem),
+        other => other,
+    })?;
+    Ok(DenyGlob { base: absolute(&base)?, pattern })
+}
+
+fn local(at: &str, path: &WirePath) -> Result<AbsolutePath, PolicyError> {
+    path.local().cloned().map_err(|error| PolicyError::Path { at: at.to_owned(), problem: error.to_string() })
+}
+
+fn absolute(path: &Path) -> Result<AbsolutePath, PolicyError> {
+    AbsolutePath::new(path)
+        .map_err(|error| PolicyError::Path { at: format!("policy path `{}`", path.display()), problem: error.to_string() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn machine() -> Machine {
+        Machine { tmpdir: Some("/srv/tmp".into()), slash_tmp: true, minimal: vec!["/bin".into(), "/usr".into()] }
+    }
+
+    fn with(text: &str, cwd: Option<&str>) -> Result<Option<Policy>, String> {
+        let sandbox = Sandbox::parse(text).unwrap();
+        let cwd = cwd.map(|cwd| AbsolutePath::new(cwd).unwrap());
+        resolve(&sandbox, cwd.as_ref(), &machine()).map_err(|error| error.to_string())
+    }
+
+    /// Entries and globs of a managed profile as text, one a word.
+    fn managed(entries: &str, beside: &str) -> Result<String, String> {
+        let text = format!(
+            r#"{{"permissions":{{"type":"managed","network":"restricted","file_system":{{"type":"restricted","entries":[{entries}]}}}},"windowsSandboxLevel":"disabled"{beside}}}"#
+        );
+        with(&text, None).map(|policy| show(policy.as_ref()))
+    }
+
+    fn show(policy: Option<&Policy>) -> String {
+        let Some(policy) = policy else { return "none".to_owned() };
+        let Files::Restricted(grants) = &policy.files else {
+            return format!("unrestricted {:?}", policy.network);
+        };
+        let entries = grants.entries.iter().map(|grant| format!("{:?}:{}", grant.access, grant.path));
+        let globs = grants.deny_globs.iter().map(|glob| format!("{}|{}", glob.base, glob.pattern));
+        entries.chain(globs).collect::<Vec<_>>().join(" ")
+    }
+
+    fn special(kind: &str, access: &str) -> String {
+        format!(r#"{{"path":{{"type":"special","value":{{"kind":"{kind}"}}}},"access":"{access}"}}"#)
+    }
+
+    fn path(path: &str, access: &str) -> String {
+        format!(r#"{{"path":{{"type":"path","path":"{path}"}},"access":"{access}"}}"#)
+    }
+
+    fn glob(pattern: &str) -> String {
+        format!(r#"{{"path":{{"type":"glob_pattern","pattern":"{pattern}"}},"access":"deny"}}"#)
+    }
+
+    const ROOTS: &str = r#","cwd":"file:///c","workspaceRoots":["file:///w","file:///v"]"#;
+
+    #[track_caller]
+    fn check(entries: &str, beside: &str, expect: Result<&str, &str>) {
+        let got = managed(entries, beside);
+        assert_eq!(got.as_deref().map_err(String::as_str), expect, "{entries}");
+    }
+
+    #[test]
+    fn special_entries() {
+        check(&special("root", "read"), "", Ok("Read:/"));
+        check(&special("minimal", "read"), "", Ok("Read:/bin Read:/usr"));
+        check(&special("tmpdir", "write"), "", Ok("Write:/srv/tmp"));
+        check(&special("slash_tmp", "write"), "", Ok("Write:/tmp"));
+        check(&special("project_roots", "write"), ROOTS, Ok("Write:/v Write:/w"));
+        check(&special("current_working_directory", "write"), ROOTS, Ok(""));
+        check(&special("everything", "write"), ROOTS, Ok(""));
+        let below = r#"{"path":{"type":"special","value":{"kind":"project_roots","subpath":"sub/x"}},"access":"read"}"#;
+        check(below, ROOTS, Ok("Read:/v/sub/x Read:/w/sub/x"));
+        check("", "", Ok(""));
+    }
+
+    #[test]
+    fn project_roots_come_from_workspace_roots_only() {
+        check(&special("project_roots", "write"), r#","cwd":"file:///c""#, Ok(""));
+        check(&special("project_roots", "write"), r#","cwd":"file:///c","workspaceRoots":[]"#, Ok(""));
+    }
+
+    #[test]
+    fn dynamic_entries_need_a_cwd() {
+        let text = "file system sandbox context with dynamic permissions requires cwd";
+        for entry in [special("project_roots", "write"), glob("*.env"), glob("codex-project-roots://*.env")] {
+            check(&entry, r#","workspaceRoots":["file:///w"]"#, Err(text));
+        }
+        check(&glob("/w/*.env"), "", Ok("/w|*.env"));
+    }
+
+    #[test]
+    fn a_plain_workspace_is_the_cwd() {
+        let plain = r#"{"type":"workspace-write","excludeSlashTmp":true,"excludeTmpdirEnvVar":true}"#;
+        assert_eq!(with(plain, Some("/c")).map(|policy| show(policy.as_ref())).unwrap(), "Read:/ Write:/c");
+        assert_eq!(with(plain, None).unwrap_err(), PolicyError::CwdRequired.to_string());
+        let own = r#"{"type":"workspace-write","excludeSlashTmp":true,"excludeTmpdirEnvVar":true,"cwd":"/own"}"#;
+        assert_eq!(with(own, Some("/c")).map(|policy| show(policy.as_ref())).unwrap(), "Read:/ Write:/own");
+    }
+
+    #[test]
+    fn globs_are_split_where_their_pattern_starts() {
+        for (pattern, expect) in [
+            ("/w/**/*.env", "/w|**/*.env"),
+            ("/w//./a/x", "/w/a|x"),
+            ("*.env", "/c|*.env"),
+            ("a/b/*.env/", "/c/a/b|*.env"),
+            ("a/{b/c,d}/e", "/c/a|{b/c,d}/e"),
+            ("codex-project-roots://k/*.pem", "/v/k|*.pem /w/k|*.pem"),
+        ] {
+            check(&glob(pattern), ROOTS, Ok(expect));
+        }
+        // A cwd with the letters of patterns in it is a place, not a pattern.
+        check(&glob("*.env"), r#","cwd":"file:///c*%5B""#, Ok("/c*[|*.env"));
+    }
+
+    #[test]
+    fn globs_that_would_match_nothing_are_refused() {
+        for (pattern, expect) in [
+            ("../*.env", "deny glob `../*.env`: holds `..`: write the place itself"),
+            ("/", "deny glob `/`: is empty"),
+            ("[", "deny glob `[`: unclosed character class; missing ']'"),
+        ] {
+            check(&glob(pattern), ROOTS, Err(expect));
+        }
+    }
+
+    #[test]
+    fn foreign_paths_are_refused_wherever_they_stand() {
+        check(&path("file://host/x", "read"), "", Err("policy path: 'file://host/x' is invalid on 'linux'"));
+        check(&special("root", "read"), r#","cwd":"file:///C:/x""#, Err("sandbox cwd: 'file:///C:/x' is invalid on 'linux'"));
+        let root = r#","cwd":"/c","workspaceRoots":["file://host/x"]"#;
+        check(&special("root", "read"), root, Err("workspace root: 'file://host/x' is invalid on 'linux'"));
+    }
+
+    #[test]
+    fn where_nothing_is_asked_nothing_is_confined() {
+        for (text, expect) in [
+            (r#"{"type":"danger-full-access"}"#, "none"),
+            (r#"{"type":"external-sandbox","network_access":"enabled"}"#, "none"),
+            (r#"{"type":"external-sandbox"}"#, "unrestricted Restricted"),
+        ] {
+            assert_eq!(show(with(text, None).unwrap().as_ref()), expect, "{text}");
+        }
+        check(&special("root", "write"), "", Ok("unrestricted Restricted"));
+        check(&[special("root", "write"), path("/a", "read")].join(","), "", Ok("Write:/ Read:/a"));
+        check(&[special("root", "write"), glob("/a/*")].join(","), "", Ok("Write:/ /a|*"));
+    }
+
+    #[test]
+    fn a_relative_tmpdir_is_none() {
+        assert_eq!(Machine::here(Some(OsStr::new("tmp"))).tmpdir, None);
+        assert_eq!(Machine::here(Some(OsStr::new("/"))).tmpdir, Some("/".into()));
+    }
+}

@@ -1,0 +1,265 @@
+//! The paths of a policy on this machine, opened before enforcement: afterwards only what was opened can be granted.
+
+use crate::compiled::Resolved;
+use crate::enforce::EnforceError;
+use crate::policy::{Access, Files, Policy};
+use portcullis_protocol::path::AbsolutePath;
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+use rustix::process::{Resource, Rlimit};
+use std::collections::{HashMap, VecDeque};
+use std::ffi::OsString;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+/// Bound of the links that are followed in one path, the kernel's own.
+const MAX_LINKS: usize = 40;
+
+/// Bound of the tries to open a path whose links change under us. Whoever can change them that fast can deny the service in
+/// simpler ways, so that the failure costs nobody anything.
+const MAX_TRIES: usize = 16;
+
+/// Descriptors that a confined process is left for itself beside those of its roots.
+const SPARE_DESCRIPTORS: u64 = 128;
+
+/// Device and inode: which file or directory it is, whatever it is called.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Identity {
+    /// Device.
+    pub device: u64,
+    /// Inode.
+    pub inode: u64,
+}
+
+/// One entry of a policy.
+#[derive(Debug)]
+pub struct Root {
+    /// Absolute, without links.
+    pub real: PathBuf,
+    /// What the entry gives.
+    pub access: Access,
+    /// Opened with `O_PATH`, and what it was then; none if it is missing or denied.
+    pub descriptor: Option<(OwnedFd, Identity)>,
+}
+
+/// Every path of a policy, opened before enforcement. What is missing is recorded as missing, and grants nothing.
+#[derive(Debug)]
+pub struct Roots {
+    all: Vec<Root>,
+    resolved: HashMap<AbsolutePath, Resolved>,
+    /// The limit of descriptors that was raised to open them all, to be restored for a program.
+    pub(crate) raised_limit: Option<Rlimit>,
+}
+
+impl Roots {
+    /// Opens every granted path of the policy with `O_PATH`, and resolves the denied ones.
+    ///
+    /// # Errors
+    /// A writable root is a link; the system refuses for another reason than that a path is missing or out of reach.
+    pub fn open(policy: &Policy) -> Result<Self, EnforceError> {
+        let mut roots = Self { all: Vec::new(), resolved: HashMap::new(), raised_limit: None };
+        let Files::Restricted(grants) = &policy.files else {
+            return Ok(roots);
+        };
+        roots.raised_limit = raise_descriptor_limit(grants.entries.len())?;
+        for grant in &grants.entries {
+            let (root, resolved) = open_root(&grant.path, grant.access)?;
+            roots.all.push(root);
+            roots.resolved.insert(grant.path.clone(), resolved);
+        }
+        for glob in &grants.deny_globs {
+            if !roots.resolved.contains_key(&glob.base) {
+                let (_, resolved) = open_root(&glob.base, Access::Deny)?;
+                roots.resolved.insert(glob.base.clone(), resolved);
+            }
+        }
+        Ok(roots)
+    }
+
+    /// What a path of the policy was when the roots were opened: the answer that [`crate::compiled::Compiled::new`] needs.
+    #[must_use]
+    pub fn resolve(&self, path: &AbsolutePath) -> Resolved {
+        self.resolved.get(path).cloned().unwrap_or_else(|| Resolved::Refused("is not a path of these roots".to_owned()))
+    }
+
+    /// The real path of a path of the policy, existing or not.
+    pub(crate) fn real(&self, path: &AbsolutePath) -> Option<PathBuf> {
+        match self.resolved.get(path)? {
+            Resolved::Real { path, .. } | Resolved::Missing { path, .. } => Some(path.clone()),
+            Resolved::Refused(_) => None,
+        }
+    }
+
+    /// All entries of the policy in its order, granted or denied.
+    #[must_use]
+    pub fn all(&self) -> &[Root] {
+        &self.all
+    }
+
+    /// What stood at the real path of an entry, as [`crate::compiled::Compiled::root_of`] names it; none if nothing did.
+    #[must_use]
+    pub fn identity(&self, real: &Path) -> Option<Identity> {
+        let at_path = self.all.iter().filter(|root| root.real == real);
+        at_path.filter_map(|root| root.descriptor.as_ref()).map(|(_, identity)| *identity).next()
+    }
+}
+
+fn open_root(named: &AbsolutePath, access: Access) -> Result<(Root, Resolved), EnforceError> {
+    let fail = |errno: Errno| EnforceError::Root { path: named.clone(), errno: errno.raw_os_error() };
+    for _ in 0..MAX_TRIES {
+        let followed = follow(named.as_path()).map_err(fail)?;
+        let Followed { path, links, exists, is_link } = followed;
+        if is_link && access == Access::Write {
+            return Err(EnforceError::LinkedRoot { path: named.clone(), real: path });
+        }
+        let missing =
+            |path: PathBuf, links| (Root { real: path.clone(), access, descriptor: None }, Resolved::Missing { path, links });
+        if !exists {
+            return Ok(missing(path, links));
+        }
+        let flags = OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        match rustix::fs::openat2(CWD, &path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS) {
+            // Something was moved or replaced since it was looked at: look again.
+            Err(Errno::LOOP | Errno::NOENT | Errno::NOTDIR) => {}
+            Err(Errno::ACCESS) => return Ok(missing(path, links)),
+            Err(errno) => return Err(fail(errno)),
+            Ok(descriptor) => {
+                let stat = rustix::fs::fstat(&descriptor).map_err(fail)?;
+                let identity = Identity { device: stat.st_dev, inode: stat.st_ino };
+                let descriptor = (access != Access::Deny).then_some((descriptor, identity));
+                return Ok((Root { real: path.clone(), access, descriptor }, Resolved::Real { path, links }));
+            }
+        }
+    }
+    Err(fail(Errno::LOOP))
+}
+
+/// A path with its links followed.
+#[derive(Debug, PartialEq, Eq)]
+struct Followed {
+    path: PathBuf,
+    links: Vec<PathBuf>,
+    exists: bool,
+    /// Whether the last name itself is a link.
+    is_link: bool,
+}
+
+/// Follows links by name, so that every link on the way is known. What is missing or out of reach keeps its name.
+fn follow(named: &Path) -> Result<Followed, Errno> {
+    let names = |path: &Path| path.iter().filter(|name| name.as_bytes() != b"/").map(OsString::from).collect::<Vec<_>>();
+    let mut rest: VecDeque<OsString> = names(named).into();
+    let mut followed = Followed { path: PathBuf::from("/"), links: Vec::new(), exists: true, is_link: false };
+    // Names that came out of links stand before those that the path itself still has.
+    let mut own_names = rest.len();
+    while let Some(name) = rest.pop_front() {
+        let is_own_last = rest.is_empty() && own_names == 1;
+        own_names = own_names.min(rest.len());
+        if name.as_bytes() == b".." {
+            followed.path.pop();
+            continue;
+        }
+        if name.as_bytes() == b"." {
+            continue;
+        }
+        followed.path.push(&name);
+        if !followed.exists {
+            continue;
+        }
+        match rustix::fs::readlinkat(CWD, &followed.path, Vec::new()) {
+            // It exists and is no link.
+            Err(Errno::INVAL) => {}
+            // Out of the user's reach, of no use to anybody whom the policy confines; a denial of it holds by its name.
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::ACCESS | Errno::NAMETOOLONG) => followed.exists = false,
+            Err(errno) => return Err(errno),
+            Ok(target) => {
+                followed.links.push(followed.path.clone());
+                followed.is_link |= is_own_last;
+                followed.path.pop();
+                if followed.links.len() > MAX_LINKS {
+                    // A loop of links leads nowhere, as the kernel says too.
+                    followed.path.push(&name);
+                    followed.exists = false;
+                    continue;
+                }
+                let target = Path::new(std::ffi::OsStr::from_bytes(target.as_bytes()));
+                if target.is_absolute() {
+                    followed.path = PathBuf::from("/");
+                }
+                for name in names(target).into_iter().rev() {
+                    rest.push_front(name);
+                }
+            }
+        }
+    }
+    Ok(followed)
+}
+
+/// Makes room for the descriptors of many roots, and says what the limit was.
+fn raise_descriptor_limit(roots: usize) -> Result<Option<Rlimit>, EnforceError> {
+    let needed = u64::try_from(roots).unwrap_or(u64::MAX).saturating_add(SPARE_DESCRIPTORS);
+    let limit = rustix::process::getrlimit(Resource::Nofile);
+    if limit.current.is_none_or(|current| current >= needed) {
+        return Ok(None);
+    }
+    if limit.maximum.is_some_and(|maximum| maximum < needed) {
+        return Err(EnforceError::Descriptors { needed, maximum: limit.maximum.unwrap_or(u64::MAX) });
+    }
+    rustix::process::setrlimit(Resource::Nofile, Rlimit { current: Some(needed), maximum: limit.maximum })
+        .map_err(|errno| EnforceError::Limits { attempt: "raise the limit of open files", errno: errno.raw_os_error() })?;
+    Ok(Some(limit))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::{Grant, Grants, Network};
+    use std::fs;
+    use std::os::unix::fs::{MetadataExt, symlink};
+
+    fn open(entries: &[(&Path, Access)]) -> Result<Roots, EnforceError> {
+        let grant = |(path, access): &(&Path, Access)| Grant { path: AbsolutePath::new(path).unwrap(), access: *access };
+        let grants = Grants::new(entries.iter().map(grant).collect(), Vec::new()).unwrap();
+        Roots::open(&Policy { files: Files::Restricted(grants), network: Network::Restricted })
+    }
+
+    #[test]
+    fn links_are_followed_and_named() {
+        let directory = tempfile::tempdir().unwrap();
+        let top = directory.path().canonicalize().unwrap();
+        fs::create_dir_all(top.join("real/sub")).unwrap();
+        symlink("real", top.join("one")).unwrap();
+        symlink("./one/../one", top.join("two")).unwrap();
+        symlink(top.join("loop"), top.join("loop")).unwrap();
+        symlink("nowhere/../x", top.join("dangling")).unwrap();
+
+        let followed = follow(&top.join("two/sub")).unwrap();
+        assert_eq!(followed.path, top.join("real/sub"));
+        assert_eq!(followed.links, [top.join("two"), top.join("one"), top.join("one")]);
+        assert!(followed.exists && !followed.is_link);
+        assert!(follow(&top.join("two")).unwrap().is_link);
+        let followed = follow(&top.join("one/later/on")).unwrap();
+        assert_eq!((followed.path, followed.exists), (top.join("real/later/on"), false));
+        assert!(!follow(&top.join("loop/x")).unwrap().exists);
+        assert!(!follow(&top.join("dangling")).unwrap().exists);
+    }
+
+    #[test]
+    fn roots_know_what_they_opened() {
+        let directory = tempfile::tempdir().unwrap();
+        let top = directory.path().canonicalize().unwrap();
+        fs::create_dir(top.join("real")).unwrap();
+        symlink("real", top.join("link")).unwrap();
+        let (link, missing) = (top.join("link"), top.join("missing"));
+        let roots = open(&[(&link, Access::Read), (&missing, Access::Write)]).unwrap();
+        let metadata = fs::metadata(&link).unwrap();
+        let identity = Identity { device: metadata.dev(), inode: metadata.ino() };
+        assert_eq!(roots.identity(&top.join("real")), Some(identity));
+        assert_eq!(roots.identity(&missing), None);
+        let named = |path: &Path| roots.resolve(&AbsolutePath::new(path).unwrap());
+        assert_eq!(named(&missing), Resolved::Missing { path: missing.clone(), links: Vec::new() });
+        assert_eq!(named(&link), Resolved::Real { path: top.join("real"), links: vec![link.clone()] });
+        assert!(matches!(named(&top), Resolved::Refused(_)));
+        assert!(matches!(open(&[(&link, Access::Write)]), Err(EnforceError::LinkedRoot { .. })));
+    }
+}

@@ -1,0 +1,238 @@
+//! The seccomp tables of `policies/seccomp-*.json`, compiled when the crate was built, and their installation.
+//!
+//! A process may have several: the kernel runs all, and the strictest answer holds. None is ever taken away.
+
+use seccompiler::{BpfProgram, sock_filter};
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+compile_error!("the system call tables cover x86_64 and aarch64 only");
+
+/// A table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Table {
+    /// All that an fs worker may call.
+    Worker,
+    /// What no confined program may call.
+    Process,
+    /// What changes files and Landlock does not see.
+    ReadOnly,
+    /// No sockets but pairs.
+    NetworkOff,
+    /// No sockets but those of the internet.
+    NetworkOn,
+}
+
+macro_rules! program {
+    ($table:literal) => {
+        if cfg!(target_arch = "x86_64") {
+            include_bytes!(concat!(env!("OUT_DIR"), "/", $table, ".x86_64.bpf")).as_slice()
+        } else {
+            include_bytes!(concat!(env!("OUT_DIR"), "/", $table, ".aarch64.bpf")).as_slice()
+        }
+    };
+}
+
+impl Table {
+    /// As in the name of its file.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Worker => "worker",
+            Self::Process => "process",
+            Self::ReadOnly => "read-only",
+            Self::NetworkOff => "network-off",
+            Self::NetworkOn => "network-on",
+        }
+    }
+
+    fn program(self) -> BpfProgram {
+        let bytes = match self {
+            Self::Worker => program!("worker"),
+            Self::Process => program!("process"),
+            Self::ReadOnly => program!("read-only"),
+            Self::NetworkOff => program!("network-off"),
+            Self::NetworkOn => program!("network-on"),
+        };
+        let (instructions, rest) = bytes.as_chunks::<8>();
+        debug_assert!(rest.is_empty());
+        let decode = |&[c0, c1, jt, jf, k0, k1, k2, k3]: &[u8; 8]| sock_filter {
+            code: u16::from_le_bytes([c0, c1]),
+            jt,
+            jf,
+            k: u32::from_le_bytes([k0, k1, k2, k3]),
+        };
+        instructions.iter().map(decode).collect()
+    }
+}
+
+/// Installs a table on this thread, and whatever it starts.
+pub(crate) fn install(table: Table) -> Result<(), seccompiler::Error> {
+    seccompiler::apply_filter(&table.program())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: [Table; 5] = [Table::Worker, Table::Process, Table::ReadOnly, Table::NetworkOff, Table::NetworkOn];
+
+    /// What a program says of a call; a slow reader of the few instructions that the compiler writes.
+    fn run(table: Table, architecture: u32, call: u32, args: [u64; 6]) -> u32 {
+        let program = table.program();
+        let word = |offset: u32| match offset {
+            0 => call,
+            4 => architecture,
+            at => {
+                let at = usize::try_from(at).unwrap() - 16;
+                let bytes = args[at / 8].to_le_bytes();
+                u32::from_le_bytes(bytes[at % 8..at % 8 + 4].try_into().unwrap())
+            }
+        };
+        let (mut at, mut register) = (0_usize, 0_u32);
+        loop {
+            let sock_filter { code, jt, jf, k } = program[at];
+            at += 1;
+            let jump = |condition: bool| usize::from(if condition { jt } else { jf });
+            match code {
+                0x20 => register = word(k),
+                0x54 => register &= k,
+                0x05 => at += usize::try_from(k).unwrap(),
+                0x15 => at += jump(register == k),
+                0x25 => at += jump(register > k),
+                0x35 => at += jump(register >= k),
+                0x06 => return k,
+                other => panic!("instruction {other:#x}"),
+            }
+        }
+    }
+
+    const ALLOW: u32 = 0x7fff_0000;
+    const KILL: u32 = 0x8000_0000;
+    const fn errno(number: i32) -> u32 {
+        0x0005_0000 | number.cast_unsigned()
+    }
+    #[cfg(target_arch = "x86_64")]
+    const OWN: u32 = 0xc000_003e;
+    #[cfg(target_arch = "aarch64")]
+    const OWN: u32 = 0xc000_00b7;
+
+    #[track_caller]
+    fn check(table: Table, call: i64, args: &[u64], expect: u32) {
+        let mut all = [0; 6];
+        all[..args.len()].copy_from_slice(args);
+        let got = run(table, OWN, u32::try_from(call).unwrap(), all);
+        assert_eq!(got, expect, "{table:?}: call {call} {args:x?} gives {got:#x}, not {expect:#x}");
+    }
+
+    #[test]
+    fn foreign_architectures_end_the_process() {
+        let i386 = 0x4000_0003;
+        for table in ALL {
+            assert_eq!(run(table, i386, 20, [0; 6]), KILL, "{table:?}");
+        }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn x32_calls_do_not_exist() {
+        for (table, call) in ALL.into_iter().flat_map(|table| [(table, 0x4000_0000), (table, 0x4000_0029), (table, u32::MAX)]) {
+            assert_eq!(run(table, OWN, call, [0; 6]), errno(libc::ENOSYS), "{table:?}, {call:#x}");
+        }
+    }
+
+    #[test]
+    fn clone_may_make_children_and_threads_but_no_namespaces() {
+        let thread = 0x3d_0f00;
+        check(Table::Process, libc::SYS_clone, &[u64::from(libc::SIGCHLD.cast_unsigned())], ALLOW);
+        check(Table::Process, libc::SYS_clone, &[thread], ALLOW);
+        check(Table::Worker, libc::SYS_clone, &[thread], ALLOW);
+        check(Table::Worker, libc::SYS_clone, &[u64::from(libc::SIGCHLD.cast_unsigned())], errno(libc::EPERM));
+        for flag in [0x2_0000, 0x200_0000, 0x400_0000, 0x800_0000, 0x1000_0000, 0x2000_0000, 0x4000_0000] {
+            check(Table::Process, libc::SYS_clone, &[flag | 17], errno(libc::EPERM));
+            check(Table::Process, libc::SYS_unshare, &[flag], errno(libc::EPERM));
+            check(Table::Worker, libc::SYS_clone, &[flag | thread], errno(libc::EPERM));
+        }
+        check(Table::Process, libc::SYS_unshare, &[0x80], errno(libc::EPERM));
+        for table in [Table::Process, Table::Worker] {
+            check(table, libc::SYS_clone3, &[], errno(libc::ENOSYS));
+        }
+    }
+
+    #[test]
+    fn sockets_by_family() {
+        let stream = 1 | 0x8_0000;
+        for family in 0..=46 {
+            check(Table::NetworkOff, libc::SYS_socket, &[family, stream, 0], errno(libc::EPERM));
+            let on = if matches!(family, 2 | 10 | 16) { ALLOW } else { errno(libc::EPERM) };
+            check(Table::NetworkOn, libc::SYS_socket, &[family, stream, 0], on);
+        }
+        let (mptcp, route) = (262, 0);
+        check(Table::NetworkOn, libc::SYS_socket, &[2, 1, mptcp], ALLOW);
+        check(Table::NetworkOn, libc::SYS_socket, &[2, 2, 0], ALLOW);
+        check(Table::NetworkOn, libc::SYS_socket, &[2, 3, 1], errno(libc::EPERM));
+        check(Table::NetworkOn, libc::SYS_socket, &[10, 10, 0], errno(libc::EPERM));
+        check(Table::NetworkOn, libc::SYS_socket, &[16, 3 | 0x8_0000, route], ALLOW);
+        check(Table::NetworkOn, libc::SYS_socket, &[16, 3, 4], errno(libc::EPERM));
+        // The kernel takes 32 bits of each argument.
+        check(Table::NetworkOn, libc::SYS_socket, &[0x1_0000_0001, 1, 0], errno(libc::EPERM));
+    }
+
+    #[test]
+    fn pairs_that_cannot_be_pointed_elsewhere() {
+        for table in [Table::NetworkOff, Table::NetworkOn] {
+            for kind in [1, 5, 1 | 0x8_0000, 5 | 0x8_0000 | 0x800] {
+                check(table, libc::SYS_socketpair, &[1, kind, 0], ALLOW);
+            }
+            for kind in [2, 2 | 0x8_0000, 3, 4, 0, 10] {
+                check(table, libc::SYS_socketpair, &[1, kind, 0], errno(libc::EPERM));
+            }
+            check(table, libc::SYS_socketpair, &[2, 1, 0], errno(libc::EPERM));
+            for call in [libc::SYS_getpeername, libc::SYS_getsockopt, libc::SYS_sendto, libc::SYS_shutdown, libc::SYS_sendmsg] {
+                check(table, call, &[], ALLOW);
+            }
+        }
+    }
+
+    #[test]
+    fn what_landlock_does_not_see_is_read_only() {
+        let by_number = [463, 466, 469, 452];
+        let by_name = [libc::SYS_fchmod, libc::SYS_fchownat, libc::SYS_utimensat, libc::SYS_setxattr, libc::SYS_fremovexattr];
+        for call in by_number.into_iter().chain(by_name) {
+            check(Table::ReadOnly, call, &[], errno(libc::EROFS));
+        }
+        check(Table::ReadOnly, libc::SYS_ioctl, &[3, 0x4008_6602], errno(libc::EROFS));
+        check(Table::ReadOnly, libc::SYS_ioctl, &[3, 0x5401], ALLOW);
+        check(Table::ReadOnly, libc::SYS_openat, &[], ALLOW);
+    }
+
+    #[test]
+    fn terminals_cannot_be_typed_into() {
+        for request in [0x5412, 0x541c, 0xffff_ffff_0000_5412] {
+            check(Table::Process, libc::SYS_ioctl, &[0, request], errno(libc::EPERM));
+        }
+        check(Table::Process, libc::SYS_ioctl, &[0, 0x5413], ALLOW);
+    }
+
+    #[test]
+    fn limits_and_scheduling_of_oneself_only() {
+        check(Table::Process, libc::SYS_prlimit64, &[0, 7, 1, 0], ALLOW);
+        check(Table::Process, libc::SYS_prlimit64, &[77, 7, 0, 1], ALLOW);
+        check(Table::Process, libc::SYS_prlimit64, &[77, 7, 0x7fff_0000_0000, 0], errno(libc::EPERM));
+        check(Table::Process, libc::SYS_sched_setaffinity, &[77], errno(libc::EPERM));
+        check(Table::Process, libc::SYS_sched_setaffinity, &[0], ALLOW);
+        check(Table::Process, libc::SYS_setpriority, &[0, 0, 5], ALLOW);
+        check(Table::Process, libc::SYS_setpriority, &[2, 0, 5], errno(libc::EPERM));
+        check(Table::Process, libc::SYS_setpriority, &[0, 9, 5], errno(libc::EPERM));
+    }
+
+    #[test]
+    fn a_worker_calls_what_it_needs_and_nothing_else() {
+        for call in [libc::SYS_openat2, libc::SYS_renameat2, libc::SYS_futex, libc::SYS_exit_group, libc::SYS_getdents64] {
+            check(Table::Worker, call, &[], ALLOW);
+        }
+        for call in [libc::SYS_execve, libc::SYS_socket, libc::SYS_kill, libc::SYS_ptrace, libc::SYS_ioctl, libc::SYS_mount] {
+            check(Table::Worker, call, &[], errno(libc::EPERM));
+        }
+        check(Table::Worker, libc::SYS_prctl, &[15], ALLOW);
+        check(Table::Worker, libc::SYS_prctl, &[1], errno(libc::EPERM));
+    }
+}

@@ -1,0 +1,111 @@
+//! The attacker: one act, and what came of it: `ok` or the name of the error.
+
+use super::sys;
+use rustix::io::Errno;
+use std::fs;
+use std::io::{Error, Result};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+/// Does `act` on `place`.
+pub(crate) fn outcome(act: &str, place: &str) -> String {
+    match perform(act, place) {
+        Ok(()) => "ok".to_owned(),
+        Err(error) => error.raw_os_error().map_or_else(|| error.to_string(), name),
+    }
+}
+
+/// The names that the tables use.
+fn name(number: i32) -> String {
+    let name = match Errno::from_raw_os_error(number) {
+        Errno::PERM => "EPERM",
+        Errno::ACCESS => "EACCES",
+        Errno::ROFS => "EROFS",
+        Errno::NOSYS => "ENOSYS",
+        Errno::INVAL => "EINVAL",
+        Errno::FAULT => "EFAULT",
+        Errno::NOENT => "ENOENT",
+        Errno::XDEV => "EXDEV",
+        other => return other.to_string(),
+    };
+    name.to_owned()
+}
+
+fn perform(act: &str, place: &str) -> Result<()> {
+    let path = Path::new(place);
+    let below = path.join("made");
+    match act {
+        "read" => fs::read(path).map(drop),
+        "list" => fs::read_dir(path).map(drop),
+        "write" => fs::OpenOptions::new().append(true).open(path).map(drop),
+        "truncate" => fs::OpenOptions::new().write(true).truncate(true).open(path).map(drop),
+        "create" => fs::write(&below, "x"),
+        "mkdir" => fs::create_dir(&below),
+        "remove" => fs::remove_file(path),
+        "rename" => fs::rename(path, path.with_extension("moved")),
+        "symlink" => std::os::unix::fs::symlink("x", &below),
+        "chmod" => fs::set_permissions(path, fs::Permissions::from_mode(0o640)),
+        "chown" => std::os::unix::fs::chown(path, Some(rustix::process::getuid().as_raw()), None),
+        "utime" => fs::File::open(path)?.set_modified(std::time::UNIX_EPOCH),
+        "xattr" => number(sys::setxattr(place)),
+        "setflags" => number(sys::set_flags(fs::File::open(path)?.as_raw_fd())),
+        "setxattrat" => number(sys::call_on(463, place, c"user.probe", [0, 0, 0])),
+        "file-setattr" => number(sys::call_on(469, place, c"", [0, 0, 0])),
+        "link" => fs::hard_link(path, path.with_extension("linked")),
+        "execute" => std::process::Command::new(path).spawn()?.wait().map(drop),
+        "socket" => {
+            let mut numbers = place.split(',').map(|part| part.parse::<usize>().expect("three numbers"));
+            let mut next = || numbers.next().expect("three numbers");
+            number(sys::call(libc::SYS_socket, [next(), next(), next(), 0, 0]))
+        }
+        "connect-tcp" => std::net::TcpStream::connect(place).map(drop),
+        "udp" => std::net::UdpSocket::bind("127.0.0.1:0")?.send_to(b"x", place).map(drop),
+        "unix-stream" => number(sys::call(libc::SYS_socket, [1, 1, 0, 0, 0])),
+        "unix-dgram" => number(sys::call(libc::SYS_socket, [1, 2, 0, 0, 0])),
+        "netlink" => number(sys::call(libc::SYS_socket, [16, 3, 0, 0, 0])),
+        "raw" => number(sys::call(libc::SYS_socket, [2, 3, 1, 0, 0])),
+        "vsock" => number(sys::call(libc::SYS_socket, [40, 1, 0, 0, 0])),
+        "bpf" => number(sys::call(libc::SYS_bpf, [0; 5])),
+        "perf" => number(sys::call(libc::SYS_perf_event_open, [0; 5])),
+        "userfaultfd" => number(sys::call(libc::SYS_userfaultfd, [0; 5])),
+        "io-uring" => number(sys::call(libc::SYS_io_uring_setup, [1, 0, 0, 0, 0])),
+        // ADDR_NO_RANDOMIZE
+        "personality" => number(sys::call(libc::SYS_personality, [0x0004_0000, 0, 0, 0, 0])),
+        "ptrace" | "signal" if place == "own" => {
+            // Ended by its standard input closing, when it goes out of scope.
+            let mut child = std::process::Command::new("/bin/cat").stdin(std::process::Stdio::piped()).spawn()?;
+            let outcome = perform(act, &child.id().to_string());
+            drop(child.stdin.take());
+            child.wait()?;
+            outcome
+        }
+        "socketpair" => std::os::unix::net::UnixStream::pair().map(drop),
+        "socketpair-dgram" => std::os::unix::net::UnixDatagram::pair().map(drop),
+        "x32" => number(sys::call(0x4000_0000 + 39, [0; 5])),
+        "clone3" => number(sys::call(libc::SYS_clone3, [0; 5])),
+        "unshare" => number(sys::call(libc::SYS_unshare, [place.parse().expect("flags"), 0, 0, 0, 0])),
+        "mount" => number(sys::call(libc::SYS_mount, [0; 5])),
+        "keyctl" => number(sys::call(libc::SYS_keyctl, [0, usize::MAX - 2, 0, 0, 0])),
+        "shmget" => number(sys::call(libc::SYS_shmget, [0, 4096, 0o1600, 0, 0])),
+        // PTRACE_SEIZE: it stops nothing.
+        "ptrace" => number(sys::call(libc::SYS_ptrace, [0x4206, place.parse().expect("a pid"), 0, 0, 0])),
+        "signal" => number(sys::call(libc::SYS_kill, [place.parse().expect("a pid"), 0, 0, 0, 0])),
+        "prlimit" => number(sys::call(libc::SYS_prlimit64, [place.parse().expect("a pid"), 7, 8, 0, 0])),
+        "caps" => {
+            let status = fs::read_to_string("/proc/self/status")?;
+            // Only a privileged process can empty its bounding set. An ordinary user's stays, and no_new_privs makes it moot.
+            let can_empty_all = rustix::process::getuid().is_root();
+            let sets = status.lines().filter(|line| line.starts_with("Cap") && (can_empty_all || !line.starts_with("CapBnd")));
+            let held = sets.filter(|line| line.split_whitespace().nth(1).is_none_or(|set| set.chars().any(|digit| digit != '0')));
+            Err(Error::other(format!("held: {}", held.count())))
+        }
+        "thread" => std::thread::Builder::new().spawn(|| ())?.join().map_err(|_panic| Error::other("panicked")),
+        "fork" => std::process::Command::new("/bin/true").status().map(drop),
+        other => panic!("no act {other}"),
+    }
+}
+
+fn number(errno: i32) -> Result<()> {
+    if errno == 0 { Ok(()) } else { Err(Error::from_raw_os_error(errno)) }
+}
