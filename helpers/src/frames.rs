@@ -1,0 +1,180 @@
+//! Frames on a UNIX socket: whole frames with their descriptors in, bytes with descriptors out.
+
+use portcullis_protocol::helper::{Deframer, Frame, FrameError};
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    recvmsg, sendmsg,
+};
+use std::collections::VecDeque;
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+/// Bytes asked of the socket at once: a frame with a full inline payload fits, so most frames cost one call.
+const READ: usize = 72 * 1024;
+
+/// Descriptors of one message. The kernel never joins those of two sends into one receive, and no frame has more than
+/// three; the rest is room for a peer that is wrong, so that this is seen instead of cut off.
+const MOST_DESCRIPTORS: usize = 8;
+
+/// Receives frames from a socket.
+#[derive(Debug)]
+pub(crate) struct Inlet {
+    deframer: Deframer,
+    descriptors: VecDeque<OwnedFd>,
+    buffer: Vec<u8>,
+}
+
+/// Whether to wait for bytes that have not come yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wait {
+    Yes,
+    No,
+}
+
+/// What a socket had to give.
+#[derive(Debug)]
+pub(crate) enum Received {
+    /// A frame and its descriptors.
+    Frame(Frame, Vec<OwnedFd>),
+    /// Nothing yet; only without waiting.
+    Later,
+    /// The peer closed, maybe in the middle of a frame, which then does not count.
+    End,
+}
+
+/// Why a socket is of no use any more.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ReceiveError {
+    #[error("receive a frame: {0}")]
+    Socket(Errno),
+    #[error("receive a frame: {0}")]
+    Frame(#[from] FrameError),
+    #[error("receive a frame: its descriptors did not come with it")]
+    Descriptors,
+}
+
+impl Inlet {
+    pub(crate) fn new() -> Self {
+        Self { deframer: Deframer::default(), descriptors: VecDeque::new(), buffer: vec![0; READ] }
+    }
+
+    /// The next frame.
+    pub(crate) fn next(&mut self, socket: BorrowedFd<'_>, wait: Wait) -> Result<Received, ReceiveError> {
+        loop {
+            if let Some(frame) = self.deframer.next_frame()? {
+                if self.descriptors.len() < frame.descriptors {
+                    return Err(ReceiveError::Descriptors);
+                }
+                let descriptors = self.descriptors.drain(..frame.descriptors).collect();
+                return Ok(Received::Frame(frame, descriptors));
+            }
+            match self.receive(socket, wait) {
+                Ok(0) => return Ok(Received::End),
+                Ok(length) => self.deframer.push(&self.buffer[..length]),
+                Err(ReceiveError::Socket(Errno::INTR)) => {}
+                Err(ReceiveError::Socket(Errno::AGAIN)) => return Ok(Received::Later),
+                Err(ReceiveError::Socket(Errno::CONNRESET)) => return Ok(Received::End),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn receive(&mut self, socket: BorrowedFd<'_>, wait: Wait) -> Result<usize, ReceiveError> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let flags = match wait {
+            Wait::Yes => RecvFlags::CMSG_CLOEXEC,
+            Wait::No => RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT,
+        };
+        let got = recvmsg(socket, &mut [IoSliceMut::new(&mut self.buffer)], &mut control, flags).map_err(ReceiveError::Socket)?;
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(descriptors) = message {
+                self.descriptors.extend(descriptors);
+            }
+        }
+        // Without room for a descriptor the kernel drops it; which frame it belonged to cannot be known any more.
+        if got.flags.contains(ReturnFlags::CTRUNC) || self.descriptors.len() > 2 * MOST_DESCRIPTORS {
+            return Err(ReceiveError::Descriptors);
+        }
+        Ok(got.bytes)
+    }
+}
+
+/// Sends what the socket takes now, or at least one byte if `wait`; the descriptor goes with the first byte.
+pub(crate) fn send(socket: BorrowedFd<'_>, bytes: &[u8], descriptor: Option<BorrowedFd<'_>>, wait: Wait) -> Result<usize, Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let descriptors = descriptor.map(|descriptor| [descriptor]);
+    if let Some(descriptors) = &descriptors {
+        let fits = control.push(SendAncillaryMessage::ScmRights(descriptors));
+        debug_assert!(fits, "Invariant: the space is made for one descriptor");
+    }
+    let flags = match wait {
+        Wait::Yes => SendFlags::NOSIGNAL,
+        Wait::No => SendFlags::NOSIGNAL | SendFlags::DONTWAIT,
+    };
+    loop {
+        match sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags) {
+            Err(Errno::INTR) => {}
+            other => return other,
+        }
+    }
+}
+
+/// Sends all bytes, waiting as long as the peer makes us.
+pub(crate) fn send_all(socket: BorrowedFd<'_>, mut bytes: &[u8], mut descriptor: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
+    while !bytes.is_empty() {
+        let sent = send(socket, bytes, descriptor.take(), Wait::Yes)?;
+        bytes = &bytes[sent..];
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use portcullis_protocol::helper::{decode, encode};
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+    use std::os::fd::AsFd;
+
+    fn pair() -> (OwnedFd, OwnedFd) {
+        socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap()
+    }
+
+    #[test]
+    fn a_descriptor_arrives_with_its_frame() {
+        let (here, there) = pair();
+        let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
+        send_all(here.as_fd(), &encode(&1_u8, b"first", 0).unwrap(), None).unwrap();
+        send_all(here.as_fd(), &encode(&2_u8, b"second", 1).unwrap(), Some(write.as_fd())).unwrap();
+        drop((here, write));
+        let mut inlet = Inlet::new();
+        let Received::Frame(frame, none) = inlet.next(there.as_fd(), Wait::Yes).unwrap() else { panic!() };
+        assert_eq!((decode::<u8>(&frame.body).unwrap(), none.len()), (1, 0));
+        let Received::Frame(frame, one) = inlet.next(there.as_fd(), Wait::Yes).unwrap() else { panic!() };
+        assert_eq!((frame.payload.as_slice(), one.len()), (&b"second"[..], 1));
+        rustix::io::write(&one[0], b"x").unwrap();
+        assert_eq!(rustix::io::read(&read, &mut [0_u8; 4][..]).unwrap(), 1);
+        assert!(matches!(inlet.next(there.as_fd(), Wait::Yes).unwrap(), Received::End));
+    }
+
+    #[test]
+    fn a_frame_without_its_descriptor_is_an_error() {
+        let (here, there) = pair();
+        send_all(here.as_fd(), &encode(&1_u8, b"", 1).unwrap(), None).unwrap();
+        assert!(matches!(Inlet::new().next(there.as_fd(), Wait::Yes), Err(ReceiveError::Descriptors)));
+    }
+
+    #[test]
+    fn half_a_frame_is_later_and_then_the_end() {
+        let (here, there) = pair();
+        let frame = encode(&1_u8, b"payload", 0).unwrap();
+        send_all(here.as_fd(), &frame[..15], None).unwrap();
+        let mut inlet = Inlet::new();
+        assert!(matches!(inlet.next(there.as_fd(), Wait::No).unwrap(), Received::Later));
+        drop(here);
+        assert!(matches!(inlet.next(there.as_fd(), Wait::No).unwrap(), Received::End));
+    }
+}

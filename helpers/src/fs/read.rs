@@ -1,0 +1,237 @@
+//! Reading a file whole, and opening one for reading.
+
+use super::rules::Want;
+use super::view::{Follow, View};
+use super::{Answer, is, os};
+use portcullis_protocol::helper::{FsDone, FsError, INLINE_PAYLOAD};
+use portcullis_protocol::path::AbsolutePath;
+use rustix::fs::{FileType, MemfdFlags, OFlags, SealFlags, Stat, fcntl_add_seals, fstat, fstatfs, memfd_create};
+use rustix::io::{Errno, read, write};
+use std::os::fd::OwnedFd;
+
+/// How files are opened to be read: a FIFO or a device neither hangs nor becomes a terminal of ours.
+const FLAGS: OFlags = OFlags::RDONLY.union(OFlags::NONBLOCK).union(OFlags::NOCTTY);
+
+/// Bytes moved at once where the kernel cannot do it alone.
+pub(super) const BLOCK: usize = 256 * 1024;
+
+/// File systems whose reads end soon whatever others do, by their numbers in linux/magic.h and the like: ext2 to ext4, xfs,
+/// btrfs, tmpfs, overlayfs, zfs, f2fs, bcachefs, erofs, squashfs.
+const LOCAL: [u64; 10] =
+    [0xef53, 0x5846_5342, 0x9123_683e, 0x0102_1994, 0x794c_7630, 0x2fc1_2fc1, 0xf2f5_2010, 0xca45_1a4e, 0xe0f5_e1e2, 0x7371_7368];
+
+/// The content of a regular file of at most `limit` bytes.
+pub(super) fn file(view: &View, path: &AbsolutePath, follow: bool, limit: u64) -> Result<Answer, FsError> {
+    let (file, stat) = open_regular(view, path, Follow::all_or_none(follow))?;
+    let size = size_of(&stat);
+    if size > limit {
+        return Err(FsError::TooLarge(limit));
+    }
+    if size > INLINE_PAYLOAD as u64 && is_local(&file) {
+        return Ok(Answer { outcome: Ok(FsDone::Descriptor { size }), payload: Vec::new(), descriptor: Some(file) });
+    }
+    // One byte more than it has shows with one call that this is the end. Files in /proc say that they are empty.
+    let room = if size == 0 { INLINE_PAYLOAD } else { usize::try_from(size).unwrap_or(BLOCK).min(BLOCK) } + 1;
+    let mut content = vec![0; room];
+    let mut length = 0;
+    while length < room {
+        let got = read_some(&file, &mut content[length..])?;
+        length += got;
+        if got == 0 || (size > 0 && length as u64 == size) {
+            content.truncate(length);
+            break;
+        }
+    }
+    if content.len() as u64 > limit {
+        return Err(FsError::TooLarge(limit));
+    }
+    if content.len() <= INLINE_PAYLOAD {
+        return Ok(Answer { outcome: Ok(FsDone::Content), payload: content, descriptor: None });
+    }
+    into_memory(&file, content, limit)
+}
+
+/// An open regular file, for a handle.
+pub(super) fn open(view: &View, path: &AbsolutePath) -> Result<Answer, FsError> {
+    let (file, stat) = open_regular(view, path, Follow::All)?;
+    Ok(Answer { outcome: Ok(FsDone::Descriptor { size: size_of(&stat) }), payload: Vec::new(), descriptor: Some(file) })
+}
+
+/// Opens a regular file for reading; anything else is refused.
+pub(super) fn open_regular(view: &View, path: &AbsolutePath, follow: Follow) -> Result<(OwnedFd, Stat), FsError> {
+    let opened = view.open(path.as_path(), follow, Want::Read, FLAGS).map_err(|error| {
+        // A socket, or a device without its driver.
+        if is(&error, Errno::NXIO) || is(&error, Errno::NODEV) { FsError::NotAFile(path.clone()) } else { error }
+    })?;
+    let stat = fstat(&opened.descriptor).map_err(os)?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+        return Err(FsError::NotAFile(path.clone()));
+    }
+    Ok((opened.descriptor, stat))
+}
+
+pub(super) fn size_of(stat: &Stat) -> u64 {
+    u64::try_from(stat.st_size).unwrap_or(0)
+}
+
+/// One read, again if a signal came in between.
+pub(super) fn read_some(file: &OwnedFd, buffer: &mut [u8]) -> Result<usize, FsError> {
+    rustix::io::retry_on_intr(|| read(file, &mut *buffer)).map_err(os)
+}
+
+/// Moves what was read and the rest into a file in memory: the gateway shall not wait for a file system that may hang, and
+/// gets bytes that do not change any more.
+fn into_memory(file: &OwnedFd, start: Vec<u8>, limit: u64) -> Result<Answer, FsError> {
+    let memory = memfd_create("content", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).map_err(os)?;
+    let (mut chunk, mut size) = (start, 0_u64);
+    while !chunk.is_empty() {
+        size += chunk.len() as u64;
+        if size > limit {
+            return Err(FsError::TooLarge(limit));
+        }
+        write_all(&memory, &chunk)?;
+        chunk.resize(BLOCK, 0);
+        let got = read_some(file, &mut chunk)?;
+        chunk.truncate(got);
+    }
+    fcntl_add_seals(&memory, SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL).map_err(os)?;
+    rustix::fs::seek(&memory, rustix::fs::SeekFrom::Start(0)).map_err(os)?;
+    Ok(Answer { outcome: Ok(FsDone::Descriptor { size }), payload: Vec::new(), descriptor: Some(memory) })
+}
+
+fn write_all(file: &OwnedFd, mut bytes: &[u8]) -> Result<(), FsError> {
+    while !bytes.is_empty() {
+        let written = rustix::io::retry_on_intr(|| write(file, bytes)).map_err(os)?;
+        bytes = &bytes[written..];
+    }
+    Ok(())
+}
+
+fn is_local(file: &OwnedFd) -> bool {
+    let magic = fstatfs(file).ok().and_then(|stat| u64::try_from(stat.f_type).ok());
+    magic.is_some_and(|magic| LOCAL.contains(&magic))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::carry_out;
+    use super::super::tests::{Tree, confined};
+    use super::*;
+    use portcullis_protocol::helper::{FsOperation, OpenMode};
+
+    const LIMIT: u64 = 1 << 20;
+
+    #[track_caller]
+    fn read_file(view: &View, path: AbsolutePath, follow: bool) -> Result<Vec<u8>, FsError> {
+        let answer = carry_out(view, FsOperation::ReadFile { path, follow, limit: LIMIT }, b"", Vec::new());
+        answer.outcome.map(|done| match (done, answer.descriptor) {
+            (FsDone::Content, None) => answer.payload,
+            (FsDone::Descriptor { size }, Some(file)) => {
+                let mut bytes = vec![0; usize::try_from(size).unwrap()];
+                let got = rustix::io::pread(&file, &mut bytes[..], 0).unwrap();
+                assert_eq!(got as u64, size);
+                bytes
+            }
+            other => panic!("{other:?}"),
+        })
+    }
+
+    #[test]
+    fn small_empty_and_large_files_come_whole() {
+        let tree = Tree::new();
+        let large: Vec<u8> = (0..300_000_u32).map(|at| at.to_le_bytes()[0]).collect();
+        for content in [&b""[..], b"x", &large[..INLINE_PAYLOAD], &large[..=INLINE_PAYLOAD], &large] {
+            tree.put("f", content);
+            for view in [View::unconfined(), tree.writable()] {
+                assert_eq!(read_file(&view, tree.path("f"), true).unwrap(), content);
+                assert_eq!(read_file(&view, tree.path("f"), false).unwrap(), content);
+            }
+        }
+    }
+
+    #[test]
+    fn a_file_that_says_it_is_empty_is_read_all_the_same() {
+        let path = AbsolutePath::new("/proc/filesystems").unwrap();
+        let expect = std::fs::read("/proc/filesystems").unwrap();
+        assert_eq!(read_file(&View::unconfined(), path, true).unwrap(), expect);
+        let maps = AbsolutePath::new("/proc/kallsyms").unwrap();
+        let all = read_file(&View::unconfined(), maps, true);
+        assert!(all == Err(FsError::TooLarge(LIMIT)) || all.is_ok_and(|bytes| bytes.len() as u64 <= LIMIT));
+    }
+
+    #[test]
+    fn what_is_no_regular_file_is_refused_at_once() {
+        let tree = Tree::new();
+        tree.mkdir("d");
+        tree.fifo("ff");
+        let _socket = std::os::unix::net::UnixListener::bind(tree.at("so")).unwrap();
+        for view in [View::unconfined(), tree.writable()] {
+            for name in ["d", "ff", "so"] {
+                assert_eq!(read_file(&view, tree.path(name), true), Err(FsError::NotAFile(tree.path(name))), "{name}");
+            }
+        }
+        let null = AbsolutePath::new("/dev/null").unwrap();
+        assert_eq!(read_file(&View::unconfined(), null.clone(), true), Err(FsError::NotAFile(null)));
+    }
+
+    #[test]
+    fn links_are_followed_unless_asked_otherwise() {
+        let tree = Tree::new();
+        tree.put("d/x", b"x");
+        tree.link("ln", "d/x");
+        tree.link("lnd", "d");
+        tree.link("loop", "loop");
+        for view in [View::unconfined(), tree.writable()] {
+            assert_eq!(read_file(&view, tree.path("ln"), true).unwrap(), b"x");
+            assert_eq!(read_file(&view, tree.path("lnd/x"), true).unwrap(), b"x");
+            assert_eq!(read_file(&view, tree.path("ln"), false), Err(os(Errno::LOOP)));
+            assert_eq!(read_file(&view, tree.path("lnd/x"), false), Err(os(Errno::NOTDIR)));
+            assert_eq!(read_file(&view, tree.path("loop"), true), Err(os(Errno::LOOP)));
+            assert_eq!(read_file(&view, tree.path("d/x/y"), true), Err(os(Errno::NOTDIR)));
+            assert_eq!(read_file(&view, tree.path("no"), true), Err(os(Errno::NOENT)));
+        }
+    }
+
+    #[test]
+    fn a_file_above_the_limit_is_refused() {
+        let tree = Tree::new();
+        tree.put("f", &vec![0; usize::try_from(LIMIT).unwrap() + 1]);
+        assert_eq!(read_file(&View::unconfined(), tree.path("f"), true), Err(FsError::TooLarge(LIMIT)));
+    }
+
+    #[test]
+    fn what_the_policy_does_not_grant_does_not_exist() {
+        let (tree, other) = (Tree::new(), Tree::new());
+        tree.put("in", b"in");
+        tree.put("secret/key", b"key");
+        other.put("out", b"out");
+        tree.link("leads_out", other.at("out"));
+        let view = confined(&[(tree.root(), "read"), (&tree.at("secret"), "deny")]);
+        assert_eq!(read_file(&view, tree.path("in"), true).unwrap(), b"in");
+        assert_eq!(read_file(&view, other.path("out"), true), Err(FsError::Denied(2)));
+        assert_eq!(read_file(&view, tree.path("leads_out"), true), Err(FsError::Denied(2)));
+        assert_eq!(read_file(&view, tree.path("secret/key"), true), Err(FsError::Denied(13)));
+        assert_eq!(read_file(&view, tree.path("secret/absent"), true), Err(FsError::Denied(13)));
+    }
+
+    #[test]
+    fn the_workers_own_secrets_are_denied_under_a_policy() {
+        let view = confined(&[("/".as_ref(), "read")]);
+        let own = std::process::id();
+        for path in ["/proc/self/environ".to_owned(), "/proc/thread-self/maps".to_owned(), format!("/proc/{own}/mem")] {
+            let path = AbsolutePath::new(path).unwrap();
+            assert_eq!(read_file(&view, path, true), Err(FsError::Denied(13)));
+        }
+        // The control: without a policy the same file is readable.
+        assert!(read_file(&View::unconfined(), AbsolutePath::new("/proc/self/environ").unwrap(), true).is_ok());
+    }
+
+    #[test]
+    fn an_opened_file_is_handed_over_with_its_size() {
+        let tree = Tree::new();
+        tree.put("f", b"12345");
+        let answer =
+            carry_out(&tree.writable(), FsOperation::Open { path: tree.path("f"), mode: OpenMode::Read }, b"", Vec::new());
+        assert_eq!((answer.outcome, answer.descriptor.is_some()), (Ok(FsDone::Descriptor { size: 5 }), true));
+    }
+}

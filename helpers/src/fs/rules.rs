@@ -1,0 +1,220 @@
+//! The policy as a worker asks it: may this link-free path be seen, read, listed, changed?
+
+use super::trace::{Last, open_exact, trace};
+use super::{denied, os};
+use portcullis_protocol::helper::FsError;
+use portcullis_protocol::path::AbsolutePath;
+use portcullis_sandbox::compiled::{Compiled, Verdict};
+use portcullis_sandbox::policy::{Access, Files, Grants, PROTECTED_NAMES, Policy, PolicyError};
+use portcullis_sandbox::roots::{Identity, Roots};
+use rustix::fs::{AtFlags, CWD, FileType, OFlags, Stat, fstat, fstatfs, statat};
+use rustix::io::Errno;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ffi::{OsStr, OsString};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+/// Bound of a `.git` file: `gitdir: ` and a path.
+const MOST_POINTER: usize = 4096 + 16;
+
+/// What an operation wants of a path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Want {
+    /// That it exists, its type, size and times, where it leads.
+    Stat,
+    /// Its names, if it is a directory.
+    List,
+    /// Its content.
+    Read,
+    /// To change it, make it or remove it.
+    Write,
+}
+
+/// A restricted policy on this machine.
+#[derive(Debug)]
+pub(super) struct Rules {
+    compiled: Compiled,
+    /// What the kernel was told of, or none where nothing was. The open roots keep their inode numbers from being used again.
+    identities: HashMap<PathBuf, Option<Identity>>,
+    roots: Roots,
+    /// For directories above a grant: the names that lead there. The kernel may not let such a directory be listed, and all
+    /// that may be seen in it is known from the policy.
+    leads: BTreeMap<PathBuf, BTreeSet<OsString>>,
+    /// Where protected names of the writable roots lead outside themselves (see [`Rules::pointers_of`]).
+    pointers: Vec<PathBuf>,
+    /// Device of /proc, if it is one.
+    proc_device: Option<u64>,
+}
+
+impl Rules {
+    /// None if the policy restricts no files.
+    pub(super) fn new(policy: &Policy, roots: Roots) -> Result<Option<Self>, PolicyError> {
+        let Files::Restricted(grants) = &policy.files else {
+            return Ok(None);
+        };
+        let compiled = Compiled::new(policy, |path| roots.resolve(path))?;
+        let leads = leads(grants, &roots);
+        let mut identities: HashMap<PathBuf, Option<Identity>> = HashMap::new();
+        for root in roots.all() {
+            let opened = root.descriptor.as_ref().map(|(_, identity)| *identity);
+            let known = identities.entry(root.real.clone()).or_default();
+            *known = known.or(opened);
+        }
+        let mut rules = Self { compiled, identities, roots, leads, pointers: Vec::new(), proc_device: proc_device() };
+        let writable = rules.roots.all().iter().filter(|root| root.access == Access::Write && root.descriptor.is_some());
+        rules.pointers = writable.flat_map(|root| rules.pointers_of(&root.real)).collect();
+        Ok(Some(rules))
+    }
+
+    /// Whether a link-free path may be used so.
+    pub(super) fn permit(&self, real: &Path, want: Want) -> Result<(), FsError> {
+        self.judge(real, want)?;
+        if want == Want::Write && self.is_pointed_at(real) { Err(denied(Errno::ROFS)) } else { Ok(()) }
+    }
+
+    /// Whether names may be made and removed in the directory of `real`, and `real` itself be changed.
+    pub(super) fn permit_name(&self, real: &Path) -> Result<(), FsError> {
+        self.permit(real, Want::Write)?;
+        // Where a pointer covers the directory, it covers `real`.
+        real.parent().map_or(Ok(()), |parent| self.judge(parent, Want::Write))
+    }
+
+    fn judge(&self, real: &Path, want: Want) -> Result<(), FsError> {
+        // What the worker holds itself: its sockets, its memory with the content of other requests.
+        if is_own_process(real) {
+            return Err(denied(Errno::ACCESS));
+        }
+        match (self.compiled.verdict(real), want) {
+            (Verdict::Denied, _) => Err(denied(Errno::ACCESS)),
+            (Verdict::Unlisted, _) if !self.is_visible(real) => Err(denied(Errno::NOENT)),
+            (Verdict::Unlisted, Want::Read) => Err(denied(Errno::NOENT)),
+            (Verdict::Unlisted | Verdict::Read | Verdict::Protected, Want::Write) => Err(denied(Errno::ROFS)),
+            _allowed => Ok(()),
+        }
+    }
+
+    /// Whether a path exists for the client.
+    pub(super) fn is_visible(&self, real: &Path) -> bool {
+        self.compiled.verdict(real) != Verdict::Denied && (self.compiled.is_visible(real) || self.leads.contains_key(real))
+    }
+
+    /// Whether something below may be less than writable.
+    pub(super) fn has_narrower_below(&self, real: &Path) -> bool {
+        self.compiled.has_narrower_below(real) || self.pointers.iter().any(|pointer| pointer.starts_with(real))
+    }
+
+    /// The names that may be seen in a directory that no entry covers; none if one does, and it is to be read.
+    pub(super) fn known_names<'a>(&'a self, real: &Path) -> Option<impl Iterator<Item = &'a OsStr> + use<'a>> {
+        if self.compiled.verdict(real) != Verdict::Unlisted {
+            return None;
+        }
+        Some(self.leads.get(real).into_iter().flatten().map(OsString::as_os_str))
+    }
+
+    /// That the root which decides over `real` is the one that the kernel was told of.
+    pub(super) fn check_root(&self, real: &Path) -> Result<(), FsError> {
+        let Some(root) = self.compiled.root_of(real).filter(|root| *root != Path::new("/")) else {
+            return Ok(());
+        };
+        let now = match statat(CWD, root, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => Some(Identity { device: stat.st_dev, inode: stat.st_ino }),
+            // Out of reach is as good as missing, as it was when the roots were opened.
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::ACCESS) => None,
+            Err(errno) => return Err(os(errno)),
+        };
+        if now == self.identities.get(root).copied().flatten() { Ok(()) } else { Err(FsError::Stale) }
+    }
+
+    /// That an opened file is no file of the worker's own in a second mount of /proc.
+    pub(super) fn check_opened(&self, real: &Path, opened: &OwnedFd) -> Result<(), FsError> {
+        let names_process = |name: &OsStr| name == "self" || name == "thread-self" || number(name).is_some_and(is_own_thread);
+        // Only a path with such a name in it costs the question.
+        if !real.iter().any(names_process) {
+            return Ok(());
+        }
+        let stat = fstat(opened).map_err(os)?;
+        if Some(stat.st_dev) == self.proc_device { Err(denied(Errno::ACCESS)) } else { Ok(()) }
+    }
+
+    fn is_pointed_at(&self, real: &Path) -> bool {
+        let below = |pointer: &PathBuf| real.starts_with(pointer);
+        // The pointers of other roots cannot have changed by anything confined, for they are read-only; the one at hand is
+        // read again, since something outside may have made it after the start.
+        let fresh = || self.compiled.root_of(real).map(|root| self.pointers_of(root)).unwrap_or_default();
+        self.pointers.iter().any(below) || fresh().iter().any(below)
+    }
+
+    /// Where the protected names at the top of a root lead, if not into themselves: the target of one that is a link, and the
+    /// directory that a `.git` file names by `gitdir:`. To change those would be to change what is protected.
+    fn pointers_of(&self, root: &Path) -> Vec<PathBuf> {
+        let mut found = Vec::new();
+        for name in PROTECTED_NAMES {
+            let place = root.join(name);
+            let Ok(stat) = statat(CWD, &place, AtFlags::SYMLINK_NOFOLLOW) else {
+                continue;
+            };
+            if self.compiled.verdict(&place) == Verdict::Write {
+                // An explicit entry grants it.
+                continue;
+            }
+            let target = match FileType::from_raw_mode(stat.st_mode) {
+                FileType::Symlink => Some(place),
+                FileType::RegularFile if name == ".git" => gitdir(root, &place),
+                _in_place => None,
+            };
+            // Nothing is told to anybody of what lies on the way, so nothing needs to be judged.
+            found.extend(target.and_then(|path| trace(&path, Last::Follow, |_| Ok(())).ok()).map(|trace| trace.real));
+        }
+        found
+    }
+}
+
+/// The directory that a `.git` file names.
+fn gitdir(root: &Path, file: &Path) -> Option<PathBuf> {
+    let opened = open_exact(file, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY).ok()?;
+    let mut text = vec![0; MOST_POINTER];
+    let length = rustix::io::read(&opened, &mut text[..]).ok()?;
+    let path = text.get(..length)?.strip_prefix(b"gitdir:")?.trim_ascii();
+    Some(root.join(OsStr::from_bytes(path)))
+}
+
+/// For each directory above a grant, the names in it that lead there, both by the path of the entry and by its real path.
+fn leads(grants: &Grants, roots: &Roots) -> BTreeMap<PathBuf, BTreeSet<OsString>> {
+    let granted = grants.entries.iter().filter(|grant| grant.access != Access::Deny).map(|grant| &grant.path);
+    let mut leads: BTreeMap<PathBuf, BTreeSet<OsString>> = BTreeMap::new();
+    let mut add = |path: &Path| {
+        for step in path.ancestors() {
+            if let (Some(parent), Some(name)) = (step.parent(), step.file_name()) {
+                leads.entry(parent.to_owned()).or_default().insert(name.to_owned());
+            }
+        }
+    };
+    granted.clone().map(AbsolutePath::as_path).for_each(&mut add);
+    roots.all().iter().filter(|root| root.access != Access::Deny).for_each(|root| add(&root.real));
+    leads
+}
+
+fn proc_device() -> Option<u64> {
+    let proc = open_exact(Path::new("/proc"), OFlags::PATH | OFlags::DIRECTORY).ok()?;
+    // PROC_SUPER_MAGIC of linux/magic.h.
+    (fstatfs(&proc).ok()?.f_type == 0x9fa0).then_some(())?;
+    fstat(proc.as_fd()).ok().map(|stat: Stat| stat.st_dev)
+}
+
+/// Whether a path leads into this process's own directory in /proc.
+fn is_own_process(real: &Path) -> bool {
+    let Some(name) = real.strip_prefix("/proc").ok().and_then(|rest| rest.iter().next()) else {
+        return false;
+    };
+    name == "self" || name == "thread-self" || number(name).is_some_and(is_own_thread)
+}
+
+fn number(name: &OsStr) -> Option<u32> {
+    name.to_str()?.parse().ok()
+}
+
+/// Threads have directories in /proc like processes, only unlisted.
+fn is_own_thread(number: u32) -> bool {
+    statat(CWD, format!("/proc/self/task/{number}"), AtFlags::empty()).is_ok()
+}

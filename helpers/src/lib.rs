@@ -1,0 +1,24 @@
+//! The hidden roles that the one executable plays.
+//!
+//! # How it works
+//! A program that embeds Portcullis calls [`dispatch`] first thing in its `main`. An ordinary start passes through. A
+//! hidden start ([`portcullis_protocol::helper::HIDDEN_FLAG`]) becomes one of two roles and never returns to `main`'s
+//! other work:
+//!
+//! * the **spawner**, one single-threaded process, parent and subreaper of everything that is started. Its socket to the
+//!   gateway is its lifeline: when it closes, everything below the spawner is killed. For each process it forks a
+//!   **launcher**, which confines itself, and only then decodes the client's command and executes it;
+//! * a **worker**, which carries out `fs/*` requests. It is confined before it reads the first one, and judges every path
+//!   by the policy before it touches it; the kernel is the backstop.
+#![deny(unsafe_code)]
+
+mod children;
+mod dispatch;
+mod frames;
+mod fs;
+mod launch;
+mod spawner;
+mod sys;
+mod worker;
+
+pub use dispatch::dispatch;

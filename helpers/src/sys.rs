@@ -1,0 +1,163 @@
+//! The calls that no safe crate offers: fork, execve, signal set-up, waiting without reaping, descriptors by number.
+//! Everything that calls `fork` lives in the spawner, which never has a second thread.
+#![expect(unsafe_code, reason = "fork, execve, sigaction, signalfd, waitid and raw descriptors have no safe form")]
+
+use portcullis_protocol::helper::ExitStatus;
+use rustix::process::Pid;
+use std::ffi::{CStr, CString, c_int};
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::ptr;
+
+/// Which side of a fork this is.
+#[derive(Debug)]
+pub(crate) enum Fork {
+    /// The new process; it must end by `execve` or [`end`].
+    Child,
+    /// The old process.
+    Parent(Pid),
+}
+
+/// Forks this process.
+pub(crate) fn fork() -> io::Result<Fork> {
+    // SAFETY: fork(2) asks that the child of a multi-threaded process calls only async-signal-safe functions. The spawner
+    // is the one caller and starts no thread, so the child has a whole and consistent copy and may allocate.
+    let pid = unsafe { libc::fork() };
+    match pid {
+        0 => Ok(Fork::Child),
+        pid => Pid::from_raw(pid).filter(|_| pid > 0).map(Fork::Parent).ok_or_else(io::Error::last_os_error),
+    }
+}
+
+/// Ends this process at once: no destructors, no exit handlers, which belong to the parent of a forked child.
+pub(crate) fn end(status: i32) -> ! {
+    // SAFETY: _exit(2) has no precondition and does not return.
+    unsafe { libc::_exit(status) }
+}
+
+/// Replaces this process; returns only on failure.
+pub(crate) fn execve(program: &CStr, argv: &[CString], env: &[CString]) -> io::Error {
+    let pointers = |list: &[CString]| list.iter().map(|text| text.as_ptr()).chain([ptr::null()]).collect::<Vec<_>>();
+    let (argv, env) = (pointers(argv), pointers(env));
+    // SAFETY: execve(2) wants a C string and two arrays of C strings that end with a null pointer: `program`, and the two
+    // arrays built above, whose strings are borrowed for the whole call.
+    unsafe { libc::execve(program.as_ptr(), argv.as_ptr(), env.as_ptr()) };
+    io::Error::last_os_error()
+}
+
+/// Takes the descriptor with a number that the starter of this process promised, if it is open.
+pub(crate) fn take(number: RawFd) -> Option<OwnedFd> {
+    // SAFETY: F_GETFD takes no pointer; a number that is not open yields EBADF.
+    let open = unsafe { libc::fcntl(number, libc::F_GETFD) } >= 0;
+    // SAFETY: the descriptor is open, as just asked, and nothing in this process owns it: dispatch runs first in main,
+    // and takes each number once.
+    open.then(|| unsafe { OwnedFd::from_raw_fd(number) })
+}
+
+/// Makes `number` a copy of `from` that survives `execve`; what had the number is closed.
+pub(crate) fn place(from: RawFd, number: RawFd) -> io::Result<()> {
+    // SAFETY: dup2(2) takes no pointer. The numbers that are overwritten belong to no value that is used or dropped
+    // afterwards: this runs in forked children only, which forget what they own and end by execve or _exit.
+    check(unsafe { libc::dup2(from, number) })
+}
+
+/// Closes every descriptor from `first` to `last` (inclusive).
+pub(crate) fn close_range(first: u32, last: u32) -> io::Result<()> {
+    if first > last {
+        return Ok(());
+    }
+    // SAFETY: close_range(2) takes no pointer. As with `place`, the caller is a forked child that never uses or drops the
+    // values that owned these descriptors.
+    check(c_int::try_from(unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) }).unwrap_or(-1))
+}
+
+/// Ignores the signals by which terminals and service managers end a whole group: the spawner ends with its socket.
+pub(crate) fn ignore_group_signals() {
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT, libc::SIGPIPE] {
+        // SAFETY: signal(2) with SIG_IGN installs no code of ours.
+        unsafe { libc::signal(signal, libc::SIG_IGN) };
+    }
+}
+
+/// Gives every signal its default disposition and unblocks all, as a program expects that is started from a shell.
+pub(crate) fn default_signals() {
+    // A struct sigaction of the kernel, whatever the architecture: SIG_DFL, no flags, no restorer, an empty mask.
+    let action = [0_u64; 4];
+    // 64 is the last signal of Linux. The kernel refuses SIGKILL and SIGSTOP, which is as well. The C library would refuse
+    // its own two as well, and those may have been inherited as ignored.
+    for signal in 1..=64 {
+        // SAFETY: rt_sigaction(2) reads one kernel sigaction, of at most 32 bytes, from memory that lives for the call, and
+        // may be told null for the old one; 8 is the size of the kernel's signal set. SIG_DFL installs no code.
+        unsafe { libc::syscall(libc::SYS_rt_sigaction, signal, action.as_ptr(), ptr::null_mut::<u64>(), 8) };
+    }
+    let set = signal_set(None);
+    // SAFETY: sigprocmask(2) reads one set that lives for the call and may be told null for the old one.
+    unsafe { libc::sigprocmask(libc::SIG_SETMASK, &raw const set, ptr::null_mut()) };
+}
+
+/// Blocks SIGCHLD and yields a descriptor that is readable when one is pending.
+pub(crate) fn child_events() -> io::Result<OwnedFd> {
+    let set = signal_set(Some(libc::SIGCHLD));
+    // SAFETY: sigprocmask(2) reads one set that lives for the call and may be told null for the old one.
+    check(unsafe { libc::sigprocmask(libc::SIG_BLOCK, &raw const set, ptr::null_mut()) })?;
+    // SAFETY: signalfd(2) with -1 makes a new descriptor and reads one set that lives for the call.
+    let number = unsafe { libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) };
+    check(number)?;
+    // SAFETY: signalfd just made the descriptor; nothing else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(number) })
+}
+
+fn signal_set(signal: Option<c_int>) -> libc::sigset_t {
+    let mut set = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: sigemptyset(3) initialises the set that it is pointed to.
+    unsafe { libc::sigemptyset(set.as_mut_ptr()) };
+    // SAFETY: initialised by the call above.
+    let mut set = unsafe { set.assume_init() };
+    if let Some(signal) = signal {
+        // SAFETY: sigaddset(3) changes an initialised set that is borrowed for the call.
+        unsafe { libc::sigaddset(&raw mut set, signal) };
+    }
+    set
+}
+
+/// A child that ended. It stays a zombie, so its process id and its group's id cannot be used again before [`reap`].
+pub(crate) fn ended_child() -> io::Result<Option<(Pid, ExitStatus)>> {
+    wait_without_reaping(libc::WNOHANG)
+}
+
+/// The next child that ends, waiting for it; a zombie still. An error of ECHILD means that there is no child at all.
+pub(crate) fn next_ended_child() -> io::Result<Option<(Pid, ExitStatus)>> {
+    wait_without_reaping(0)
+}
+
+fn wait_without_reaping(flags: c_int) -> io::Result<Option<(Pid, ExitStatus)>> {
+    let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
+    // SAFETY: waitid(2) writes one siginfo_t; with WNOHANG and no child it leaves the zeros.
+    check(unsafe { libc::waitid(libc::P_ALL, 0, info.as_mut_ptr(), libc::WEXITED | libc::WNOWAIT | flags) })?;
+    // SAFETY: a siginfo_t is plain integers and pointers: zeros are valid, and so is what the kernel wrote.
+    let info = unsafe { info.assume_init() };
+    // SAFETY: waitid fills the fields of SIGCHLD, of which si_pid is one; with no child it is zero.
+    let pid = unsafe { info.si_pid() };
+    // SAFETY: as above, for si_status.
+    let status = unsafe { info.si_status() };
+    let status = if info.si_code == libc::CLD_EXITED { ExitStatus::Code(status) } else { ExitStatus::Signal(status) };
+    Ok(Pid::from_raw(pid).map(|pid| (pid, status)))
+}
+
+/// Removes a zombie.
+pub(crate) fn reap(pid: Pid) {
+    // An error would mean that there is no such zombie, and then there is nothing to remove.
+    let _gone = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::NOHANG);
+}
+
+/// Sends a signal of any number to a process, or to a group if `group`.
+pub(crate) fn kill(pid: Pid, signal: c_int, group: bool) -> io::Result<()> {
+    let target = pid.as_raw_nonzero().get();
+    // SAFETY: kill(2) takes no pointer; the kernel checks the numbers.
+    check(unsafe { libc::kill(if group { -target } else { target }, signal) })
+}
+
+fn check(result: c_int) -> io::Result<()> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}

@@ -1,0 +1,95 @@
+//! The worker: confined first, then it serves `fs/*` requests until its socket closes.
+
+use crate::dispatch::{clear_standard, complain};
+use crate::frames::{Inlet, Received, Wait, send_all};
+use crate::fs::{View, carry_out, serve};
+use crate::launch::failed;
+use portcullis_protocol::helper::{BUILD, Enforced, Step, StepFailed, WorkerAnswer, WorkerSetup, decode, encode};
+use portcullis_protocol::path::Bytes;
+use portcullis_sandbox::enforce;
+use portcullis_sandbox::policy::Policy;
+use portcullis_sandbox::roots::Roots;
+use rustix::io::Errno;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::os::fd::{AsFd, OwnedFd};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+/// Runs until the gateway closes the socket of requests.
+pub(crate) fn run(requests: OwnedFd, control: OwnedFd) -> ExitCode {
+    let prepared = clear_standard(requests)
+        .map_err(|errno| failed(Step::Machine, "set up the worker", Some(errno)))
+        .and_then(|requests| Ok((requests, confine(&control)?)));
+    let (requests, view, concurrency) = match prepared {
+        // A spare that nobody needed.
+        Ok((_requests, None)) => return ExitCode::SUCCESS,
+        Ok((requests, Some((view, enforced, concurrency)))) => {
+            if answer(&control, &WorkerAnswer::Ready(enforced)).is_err() {
+                return ExitCode::FAILURE;
+            }
+            (requests, view, concurrency)
+        }
+        Err(failure) => {
+            complain(format_args!("worker: {failure}"));
+            let _gone = answer(&control, &WorkerAnswer::Failed(failure));
+            return ExitCode::FAILURE;
+        }
+    };
+    drop(control);
+    let carry = Arc::new(move |operation, payload: &[u8], descriptors| carry_out(&view, operation, payload, descriptors));
+    match serve(requests, concurrency, carry) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            complain(format_args!("worker: {error}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Reads who this worker shall be, and becomes it; none if the gateway ends without saying. No request is read, no glob expanded and no file opened but the roots of
+/// the policy (`O_PATH`) before the kernel enforces it.
+fn confine(control: &OwnedFd) -> Result<Option<(View, Enforced, u16)>, StepFailed> {
+    let Some(setup) = receive(control)? else { return Ok(None) };
+    // Requests hold files of clients; no process of the same user may look.
+    rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)
+        .map_err(|errno| failed(Step::Machine, "hide the worker's memory", Some(errno)))?;
+    // Each request in flight and each root of the policy takes descriptors; none is inherited by anything.
+    raise_descriptor_limit();
+    let Some(Bytes(policy)) = setup.policy else {
+        return Ok(Some((View::unconfined(), Enforced::default(), setup.concurrency)));
+    };
+    let policy = Policy::decode(&policy).map_err(|error| wrong(&format!("decode the policy: {error}")))?;
+    let roots = Roots::open(&policy)?;
+    let enforced = enforce::worker(&policy, &roots)?;
+    let view =
+        View::confined(&policy, roots).map_err(|error| failed(Step::Enforce, &format!("compile the policy: {error}"), None))?;
+    Ok(Some((view, enforced, setup.concurrency)))
+}
+
+fn raise_descriptor_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    // With fewer, requests may fail with EMFILE and say so.
+    let _unchanged = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
+}
+
+fn receive(control: &OwnedFd) -> Result<Option<WorkerSetup>, StepFailed> {
+    let frame = match Inlet::new().next(control.as_fd(), Wait::Yes) {
+        Ok(Received::Frame(frame, _none)) => frame,
+        Ok(Received::Later | Received::End) => return Ok(None),
+        Err(error) => return Err(wrong(&error.to_string())),
+    };
+    let setup: WorkerSetup = decode(&frame.body).map_err(|error| wrong(&error.to_string()))?;
+    if setup.build != BUILD {
+        return Err(wrong("the gateway is of another build"));
+    }
+    Ok(Some(setup))
+}
+
+fn answer(control: &OwnedFd, answer: &WorkerAnswer) -> Result<(), Errno> {
+    let bytes = encode(answer, b"", 0).map_err(|_too_large| Errno::MSGSIZE)?;
+    send_all(control.as_fd(), &bytes, None)
+}
+
+fn wrong(attempt: &str) -> StepFailed {
+    failed(Step::Frame, attempt, None)
+}

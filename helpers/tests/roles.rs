@@ -1,0 +1,51 @@
+//! The hidden roles as real processes: this program plays them too, by calling `dispatch` first, like every embedder.
+//!
+//! It has a `main` of its own because the harness would start threads before `dispatch`, and understands as much of a
+//! harness's command line as test runners use.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test with a main of its own, which clippy does not take for one"
+)]
+
+mod roles {
+    pub(crate) mod gateway;
+    pub(crate) mod spawner;
+    pub(crate) mod worker;
+}
+
+use std::panic::catch_unwind;
+use std::process::ExitCode;
+
+/// A test and its name.
+type Test = (&'static str, fn());
+
+fn main() -> ExitCode {
+    if let Some(code) = portcullis_helpers::dispatch() {
+        return code;
+    }
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if let Some(code) = roles::worker::backstop(&arguments) {
+        return code;
+    }
+    let tests: Vec<Test> = [roles::spawner::TESTS, roles::worker::TESTS].concat();
+    let has = |flag: &str| arguments.iter().any(|argument| argument == flag);
+    if has("--list") {
+        if !has("--ignored") {
+            tests.iter().for_each(|(name, _)| println!("{name}: test"));
+        }
+        return ExitCode::SUCCESS;
+    }
+    let words: Vec<&String> = arguments.iter().filter(|argument| !argument.starts_with('-')).collect();
+    let wanted = |name: &str| {
+        words.is_empty() || words.iter().any(|word| if has("--exact") { name == *word } else { name.contains(*word) })
+    };
+    let mut failed = 0;
+    for (name, test) in tests.into_iter().filter(|(name, _)| wanted(name)) {
+        let passed = catch_unwind(test).is_ok();
+        println!("test {name} ... {}", if passed { "ok" } else { "FAILED" });
+        failed += u32::from(!passed);
+    }
+    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}

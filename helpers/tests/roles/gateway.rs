@@ -1,0 +1,251 @@
+//! The other end of a spawner and of a worker.
+
+use portcullis_protocol::helper::{
+    BUILD, Command, Deframer, Enforced, ExitStatus, Frame, FsDone, FsError, FsOperation, FsReply, FsRequest, HIDDEN_FLAG, Role,
+    SpawnerEvent, SpawnerRequest, StepFailed, WorkerAnswer, WorkerSetup, decode, encode,
+};
+use portcullis_protocol::path::{AbsolutePath, Bytes};
+use portcullis_sandbox::policy::{Access, Files, Grant, Grants, Network, Policy};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{IoSlice, IoSliceMut, Read};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::process::{Child, Stdio};
+
+/// A stream of frames with descriptors.
+pub(crate) struct Channel {
+    socket: OwnedFd,
+    deframer: Deframer,
+    descriptors: VecDeque<OwnedFd>,
+}
+
+impl Channel {
+    /// Two connected ends; one is for the helper.
+    pub(crate) fn pair() -> (Self, OwnedFd) {
+        let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+        (Self { socket: ours, deframer: Deframer::default(), descriptors: VecDeque::new() }, theirs)
+    }
+
+    pub(crate) fn send(&self, body: &impl Serialize, payload: &[u8], descriptors: &[OwnedFd]) {
+        let bytes = encode(body, payload, descriptors.len()).unwrap();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let borrowed: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
+        if !borrowed.is_empty() {
+            assert!(control.push(SendAncillaryMessage::ScmRights(&borrowed)));
+        }
+        let mut sent = sendmsg(&self.socket, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL).unwrap();
+        while sent < bytes.len() {
+            sent += rustix::io::write(&self.socket, &bytes[sent..]).unwrap();
+        }
+    }
+
+    /// The next frame; none at the end.
+    pub(crate) fn receive(&mut self) -> Option<(Frame, Vec<OwnedFd>)> {
+        let mut buffer = vec![0; 1 << 16];
+        loop {
+            if let Some(frame) = self.deframer.next_frame().unwrap() {
+                let descriptors = self.descriptors.drain(..frame.descriptors).collect();
+                return Some((frame, descriptors));
+            }
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+            let mut control = RecvAncillaryBuffer::new(&mut space);
+            let got = recvmsg(&self.socket, &mut [IoSliceMut::new(&mut buffer)], &mut control, RecvFlags::CMSG_CLOEXEC);
+            // A peer that died with unread bytes resets the connection, which is an end as well.
+            let got = got.map_or(0, |got| got.bytes);
+            for message in control.drain() {
+                if let RecvAncillaryMessage::ScmRights(received) = message {
+                    self.descriptors.extend(received);
+                }
+            }
+            if got == 0 {
+                return None;
+            }
+            self.deframer.push(&buffer[..got]);
+        }
+    }
+
+    pub(crate) fn expect<T: DeserializeOwned>(&mut self) -> T {
+        decode(&self.receive().expect("a frame before the end").0.body).unwrap()
+    }
+}
+
+/// Starts this program in a hidden role, as the gateway does.
+pub(crate) fn start_role(role: Role, build: &str, stdio: OwnedFd) -> Child {
+    let output = stdio.try_clone().unwrap();
+    std::process::Command::new("/proc/self/exe")
+        .args([HIDDEN_FLAG, role.name(), build])
+        .stdin(stdio)
+        .stdout(output)
+        .spawn()
+        .unwrap()
+}
+
+/// A spawner that has said Ready.
+pub(crate) struct Spawner {
+    pub(crate) channel: Option<Channel>,
+    pub(crate) process: Child,
+}
+
+impl Spawner {
+    pub(crate) fn start() -> Self {
+        let (mut channel, theirs) = Channel::pair();
+        let process = start_role(Role::Spawner, BUILD, theirs);
+        channel.send(&SpawnerRequest::Hello { build: BUILD.to_owned() }, b"", &[]);
+        assert_eq!(channel.expect::<SpawnerEvent>(), SpawnerEvent::Ready);
+        Self { channel: Some(channel), process }
+    }
+
+    pub(crate) fn send(&self, request: &SpawnerRequest, descriptors: &[OwnedFd]) {
+        self.channel.as_ref().unwrap().send(request, b"", descriptors);
+    }
+
+    pub(crate) fn event(&mut self) -> SpawnerEvent {
+        self.channel.as_mut().unwrap().expect()
+    }
+
+    /// Starts a process with pipes; yields the reading ends of its output and error.
+    pub(crate) fn start_process(&self, id: u64, command: &Command, policy: Option<&Policy>) -> (File, File) {
+        let (stdout, their_stdout) = pipe();
+        let (stderr, their_stderr) = pipe();
+        let null = OwnedFd::from(File::open("/dev/null").unwrap());
+        let request = SpawnerRequest::Start {
+            id,
+            tty: false,
+            policy: policy.map(|policy| Bytes(policy.encode())),
+            allow_unprotected: true,
+            command: Bytes(encoded(command)),
+        };
+        self.send(&request, &[null, their_stdout, their_stderr]);
+        (stdout.into(), stderr.into())
+    }
+
+    /// Starts a process, waits for its end, and yields what it wrote and how it ended.
+    pub(crate) fn run(&mut self, command: &Command, policy: Option<&Policy>) -> (Outcome, Enforced) {
+        let (mut stdout, mut stderr) = self.start_process(1, command, policy);
+        let enforced = match self.event() {
+            SpawnerEvent::Started { id: 1, enforced, .. } => enforced,
+            other => panic!("{other:?}"),
+        };
+        let mut outcome = Outcome { stdout: String::new(), stderr: String::new(), status: ExitStatus::Code(-1) };
+        stdout.read_to_string(&mut outcome.stdout).unwrap();
+        stderr.read_to_string(&mut outcome.stderr).unwrap();
+        match self.event() {
+            SpawnerEvent::Exited { id: 1, status } => outcome.status = status,
+            other => panic!("{other:?}"),
+        }
+        (outcome, enforced)
+    }
+
+    pub(crate) fn fail(&mut self, command: &Command, policy: Option<&Policy>) -> StepFailed {
+        let _outputs = self.start_process(1, command, policy);
+        match self.event() {
+            SpawnerEvent::StartFailed { id: 1, failure } => failure,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Closes the lifeline and waits for the spawner's end.
+    pub(crate) fn close(mut self) {
+        self.channel = None;
+        assert!(self.process.wait().unwrap().success());
+    }
+}
+
+/// What a process wrote, and how it ended.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Outcome {
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+    pub(crate) status: ExitStatus,
+}
+
+/// A worker and the socket of its requests.
+pub(crate) struct Worker {
+    pub(crate) channel: Channel,
+    pub(crate) enforced: Enforced,
+    /// The spawner that is its parent.
+    pub(crate) spawner: Spawner,
+}
+
+impl Worker {
+    pub(crate) fn start(policy: Option<&Policy>) -> Self {
+        Self::try_start(policy).unwrap_or_else(|failure| panic!("{failure}"))
+    }
+
+    pub(crate) fn try_start(policy: Option<&Policy>) -> Result<Self, StepFailed> {
+        let spawner = Spawner::start();
+        let (channel, theirs) = Channel::pair();
+        let (mut control, their_control) = Channel::pair();
+        spawner.send(&SpawnerRequest::Worker { id: 7 }, &[theirs, their_control]);
+        let policy = policy.map(|policy| Bytes(policy.encode()));
+        control.send(&WorkerSetup { build: BUILD.to_owned(), policy, concurrency: 8 }, b"", &[]);
+        match control.expect() {
+            WorkerAnswer::Ready(enforced) => Ok(Self { channel, enforced, spawner }),
+            WorkerAnswer::Failed(failure) => Err(failure),
+        }
+    }
+
+    pub(crate) fn ask(&mut self, operation: FsOperation, payload: &[u8]) -> (Result<FsDone, FsError>, Vec<u8>, Vec<OwnedFd>) {
+        self.channel.send(&FsRequest { id: 5, operation }, payload, &[]);
+        let (frame, descriptors) = self.channel.receive().expect("a reply before the end");
+        let reply: FsReply = decode(&frame.body).unwrap();
+        assert_eq!(reply.id, 5);
+        (reply.outcome, frame.payload, descriptors)
+    }
+
+    pub(crate) fn read(&mut self, path: impl AsRef<Path>) -> Result<Vec<u8>, FsError> {
+        let path = AbsolutePath::new(path).unwrap();
+        let (outcome, payload, _none) = self.ask(FsOperation::ReadFile { path, follow: true, limit: 1 << 30 }, b"");
+        outcome.map(|_done| payload)
+    }
+
+    pub(crate) fn write(&mut self, path: impl AsRef<Path>, content: &[u8]) -> Result<FsDone, FsError> {
+        let path = AbsolutePath::new(path).unwrap();
+        self.ask(FsOperation::WriteFile { path, follow: true }, content).0
+    }
+}
+
+/// A command line in `/`, with an environment.
+pub(crate) fn command(argv: &[&str], env: &[(&str, &str)]) -> Command {
+    let bytes = |text: &str| Bytes(text.as_bytes().to_vec());
+    Command {
+        argv: argv.iter().copied().map(bytes).collect(),
+        arg0: None,
+        env: env.iter().map(|(name, value)| (bytes(name), bytes(value))).collect(),
+        cwd: AbsolutePath::new("/").unwrap(),
+    }
+}
+
+pub(crate) fn shell(script: &str) -> Command {
+    command(&["/bin/sh", "-c", script], &[("PATH", "/usr/bin:/bin")])
+}
+
+pub(crate) fn policy(entries: &[(&Path, Access)]) -> Policy {
+    let entries = entries.iter().map(|(path, access)| Grant { path: AbsolutePath::new(path).unwrap(), access: *access });
+    let grants = Grants::new(entries.collect(), Vec::new()).unwrap();
+    Policy { files: Files::Restricted(grants), network: Network::Restricted }
+}
+
+pub(crate) fn pipe() -> (OwnedFd, OwnedFd) {
+    rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap()
+}
+
+fn encoded(command: &Command) -> Vec<u8> {
+    let frame = encode(command, b"", 0).unwrap();
+    frame[portcullis_protocol::helper::HEADER..].to_vec()
+}
+
+/// Runs this program by hand and yields its status and error text.
+pub(crate) fn by_hand(arguments: &[&str]) -> (Option<i32>, String) {
+    let output = std::process::Command::new("/proc/self/exe").args(arguments).stdin(Stdio::null()).output().unwrap();
+    (output.status.code(), String::from_utf8(output.stderr).unwrap())
+}

@@ -1,0 +1,210 @@
+//! Workers under real confinement.
+
+use super::gateway::{Worker, policy};
+use crate::Test;
+use portcullis_protocol::helper::{ExitStatus, FsDone, FsError, FsOperation, SpawnerEvent, SpawnerRequest, Step, WalkBounds};
+use portcullis_protocol::path::AbsolutePath;
+use portcullis_sandbox::policy::Access;
+use portcullis_sandbox::roots::Roots;
+use rustix::fs::{AtFlags, CWD, Mode, mkdirat, unlinkat};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+pub(crate) const TESTS: &[Test] = &[
+    ("worker::unconfined_serves_everything", unconfined_serves_everything),
+    ("worker::confined_serves_what_is_granted", confined_serves_what_is_granted),
+    ("worker::every_operation_works_under_confinement", every_operation_works_under_confinement),
+    ("worker::the_kernel_refuses_what_the_policy_would_have", the_kernel_refuses_what_the_policy_would_have),
+    ("worker::secrets_of_other_processes_stay_theirs", secrets_of_other_processes_stay_theirs),
+    ("worker::a_directory_above_a_grant_lists_the_way_to_it", a_directory_above_a_grant_lists_the_way_to_it),
+    ("worker::a_linked_writable_root_is_refused", a_linked_writable_root_is_refused),
+    ("worker::ends_with_its_socket_and_by_order", ends_with_its_socket_and_by_order),
+];
+
+/// Argument with which this program confines itself as a worker and then acts without asking the policy.
+const BACKSTOP: &str = "--act-confined-without-asking";
+
+fn path(path: impl AsRef<Path>) -> AbsolutePath {
+    AbsolutePath::new(path).unwrap()
+}
+
+/// A tree with a place inside a grant and one outside.
+struct Places {
+    _folder: tempfile::TempDir,
+    inside: PathBuf,
+    outside: PathBuf,
+}
+
+impl Places {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let root = fs::canonicalize(folder.path()).unwrap();
+        let (inside, outside) = (root.join("inside"), root.join("outside"));
+        for place in [&inside, &outside] {
+            fs::create_dir(place).unwrap();
+            fs::write(place.join("f"), "old").unwrap();
+        }
+        Self { _folder: folder, inside, outside }
+    }
+}
+
+fn unconfined_serves_everything() {
+    let places = Places::new();
+    let mut worker = Worker::start(None);
+    assert_eq!(worker.enforced.landlock_abi, 0);
+    assert_eq!(worker.write(places.outside.join("f"), b"new"), Ok(FsDone::Changed));
+    assert_eq!(worker.read(places.outside.join("f")).unwrap(), b"new");
+}
+
+fn confined_serves_what_is_granted() {
+    let places = Places::new();
+    let mut worker = Worker::start(Some(&policy(&[(Path::new("/"), Access::Read), (&places.inside, Access::Write)])));
+    assert!(worker.enforced.landlock_abi >= 3 && !worker.enforced.seccomp.is_empty(), "{:?}", worker.enforced);
+    assert_eq!(worker.write(places.inside.join("f"), b"new"), Ok(FsDone::Changed));
+    assert_eq!(worker.read(places.inside.join("f")).unwrap(), b"new");
+    assert_eq!(worker.read(places.outside.join("f")).unwrap(), b"old");
+    assert_eq!(worker.write(places.outside.join("f"), b"new"), Err(FsError::Denied(30)));
+    assert_eq!(worker.write(places.inside.join(".git/config"), b"new"), Err(FsError::Denied(30)));
+    assert_eq!(fs::read(places.outside.join("f")).unwrap(), b"old");
+
+    let mut narrow = Worker::start(Some(&policy(&[(&places.inside, Access::Write)])));
+    assert_eq!(narrow.read(places.inside.join("f")).unwrap(), b"new");
+    assert_eq!(narrow.read(places.outside.join("f")), Err(FsError::Denied(2)));
+    assert_eq!(narrow.read("/etc/passwd"), Err(FsError::Denied(2)));
+}
+
+fn every_operation_works_under_confinement() {
+    let places = Places::new();
+    let mut worker = Worker::start(Some(&policy(&[(&places.inside, Access::Write)])));
+    let at = |name: &str| path(places.inside.join(name));
+    let large = vec![7; 60_000];
+    assert_eq!(worker.write(at("large"), &large), Ok(FsDone::Changed));
+    let bounds = WalkBounds { depth: 9, directories: 99, entries: 99, follow_directory_links: true, prune_hidden: false };
+    std::os::unix::fs::symlink("a", places.inside.join("ln")).unwrap();
+    let operations = [
+        FsOperation::CreateDirectory { path: at("a/b"), recursive: true, follow: true },
+        FsOperation::CreateDirectory { path: at("a/c"), recursive: false, follow: false },
+        FsOperation::Copy { source: at("f"), destination: at("a/b/g"), recursive: false },
+        FsOperation::Copy { source: at("ln"), destination: at("a/ln"), recursive: false },
+        FsOperation::Copy { source: at("a"), destination: at("z/y"), recursive: true },
+        FsOperation::GetMetadata { path: at("ln"), follow: true },
+        FsOperation::GetMetadata { path: at("a"), follow: false },
+        FsOperation::Canonicalize { path: at("ln/b/g") },
+        FsOperation::ReadDirectory { path: at("ln") },
+        FsOperation::Walk { path: at(""), options: bounds },
+        FsOperation::Open { path: at("f"), mode: portcullis_protocol::helper::OpenMode::Read },
+        FsOperation::Open { path: at("new"), mode: portcullis_protocol::helper::OpenMode::Replace },
+        FsOperation::ReadFile { path: at("ln/b/g"), follow: true, limit: 10 },
+        FsOperation::Remove { path: at("a"), recursive: true, force: false, follow: true },
+        FsOperation::Remove { path: at("ln"), recursive: false, force: false, follow: true },
+    ];
+    for operation in operations {
+        let outcome = worker.ask(operation.clone(), b"").0;
+        assert!(outcome.is_ok(), "{operation:?}: {outcome:?}");
+    }
+    // Larger than a payload: the descriptor itself, or a copy in memory.
+    fs::write(places.inside.join("large"), vec![7; 1 << 20]).unwrap();
+    let (outcome, _payload, descriptors) =
+        worker.ask(FsOperation::ReadFile { path: at("large"), follow: true, limit: 1 << 30 }, b"");
+    assert_eq!(outcome, Ok(FsDone::Descriptor { size: 1 << 20 }));
+    let mut content = vec![0; 1 << 20];
+    assert_eq!(rustix::io::pread(&descriptors[0], &mut content[..], 0).unwrap(), 1 << 20);
+    assert!(content.iter().all(|byte| *byte == 7));
+}
+
+/// Plays the worker that has a defect: it is confined, and acts without asking the policy.
+pub(crate) fn backstop(arguments: &[String]) -> Option<ExitCode> {
+    let [flag, inside, outside] = arguments else {
+        return None;
+    };
+    if flag != BACKSTOP {
+        return None;
+    }
+    let (inside, outside) = (Path::new(inside), Path::new(outside));
+    // The calls that the worker itself makes: the C library's older spellings are not in its seccomp table.
+    let policy = policy(&[(inside, Access::Write)]);
+    let roots = Roots::open(&policy).unwrap();
+    portcullis_sandbox::enforce::worker(&policy, &roots).unwrap();
+    for place in [inside, outside] {
+        let errno = |result: std::io::Result<()>| result.map_or_else(|error| error.raw_os_error().unwrap_or(-1), |()| 0);
+        let results = [
+            errno(fs::read(place.join("f")).map(drop)),
+            errno(fs::write(place.join("f"), "new")),
+            errno(fs::write(place.join("g"), "new")),
+            errno(mkdirat(CWD, place.join("d"), Mode::from_raw_mode(0o700)).map_err(Into::into)),
+            errno(fs::read_dir(place).map(drop)),
+            errno(unlinkat(CWD, place.join("f"), AtFlags::empty()).map_err(Into::into)),
+            errno(Command::new("/bin/true").status().map(drop)),
+            errno(std::net::TcpListener::bind("127.0.0.1:0").map(drop)),
+        ];
+        println!("{results:?}");
+    }
+    Some(ExitCode::SUCCESS)
+}
+
+fn the_kernel_refuses_what_the_policy_would_have() {
+    let places = Places::new();
+    let output = Command::new("/proc/self/exe").arg(BACKSTOP).args([&places.inside, &places.outside]).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    let lines: Vec<&str> = text.lines().collect();
+    // Inside, files may be used as granted, which is the control; programs and the network are refused everywhere.
+    assert!(lines[0].starts_with("[0, 0, 0, 0, 0, 0, ") && !lines[0].contains(" 0]"), "{text}");
+    assert!(lines[1].starts_with("[13, 13, 13, 13, 13, 13, "), "{text}");
+    for line in lines {
+        let results: Vec<&str> = line.trim_matches(['[', ']']).split(", ").collect();
+        assert!(results[6] != "0" && results[7] != "0", "{line}");
+    }
+    assert_eq!(fs::read(places.outside.join("f")).unwrap(), b"old");
+    assert!(!places.outside.join("g").exists() && places.inside.join("d").is_dir());
+}
+
+fn secrets_of_other_processes_stay_theirs() {
+    let mut worker = Worker::start(Some(&policy(&[(Path::new("/"), Access::Read)])));
+    let others = [std::process::id(), worker.spawner.process.id()];
+    for other in others {
+        for secret in ["environ", "maps", "fd/0", "cwd/etc/passwd", "root/etc/passwd"] {
+            let got = worker.read(format!("/proc/{other}/{secret}"));
+            assert!(matches!(got, Err(FsError::Os(13) | FsError::Denied(_))), "{secret}: {got:?}");
+        }
+    }
+    for own in ["/proc/self/environ", "/proc/thread-self/maps", "/dev/stdin", "/dev/fd/0", "/proc/self/root/etc/passwd"] {
+        assert_eq!(worker.read(own), Err(FsError::Denied(13)), "{own}");
+    }
+    // The controls: what is no secret is readable, and an unconfined process of this user may read the rest.
+    assert!(worker.read("/proc/filesystems").is_ok());
+    assert!(fs::read(format!("/proc/{}/environ", std::process::id())).is_ok());
+}
+
+fn a_directory_above_a_grant_lists_the_way_to_it() {
+    let places = Places::new();
+    let mut worker = Worker::start(Some(&policy(&[(&places.inside, Access::Read)])));
+    let above = places.inside.parent().unwrap();
+    let FsDone::Directory(entries) = worker.ask(FsOperation::ReadDirectory { path: path(above) }, b"").0.unwrap() else {
+        panic!()
+    };
+    assert_eq!(entries.iter().map(|entry| entry.name.0.as_slice()).collect::<Vec<_>>(), [b"inside"]);
+    let root = worker.ask(FsOperation::ReadDirectory { path: path("/") }, b"").0.unwrap();
+    let FsDone::Directory(entries) = root else { panic!() };
+    assert_eq!(entries.len(), 1);
+}
+
+fn a_linked_writable_root_is_refused() {
+    let places = Places::new();
+    let link = places.inside.join("link");
+    std::os::unix::fs::symlink(&places.outside, &link).unwrap();
+    let refused = Worker::try_start(Some(&policy(&[(&link, Access::Write)]))).err().unwrap();
+    assert_eq!(refused.step, Step::Enforce);
+    assert!(refused.attempt.contains("symbolic link"), "{refused}");
+}
+
+fn ends_with_its_socket_and_by_order() {
+    let Worker { channel, mut spawner, .. } = Worker::start(None);
+    drop(channel);
+    assert_eq!(spawner.event(), SpawnerEvent::WorkerEnded { id: 7, status: Some(ExitStatus::Code(0)) });
+    let mut worker = Worker::start(None);
+    worker.spawner.send(&SpawnerRequest::KillWorker { id: 7 }, &[]);
+    assert_eq!(worker.spawner.event(), SpawnerEvent::WorkerEnded { id: 7, status: Some(ExitStatus::Signal(9)) });
+    assert!(worker.channel.receive().is_none());
+}

@@ -1,0 +1,176 @@
+//! Starting: what the gateway, the spawner and a new worker say to each other.
+
+use super::errno_text;
+use crate::path::{AbsolutePath, Bytes};
+use serde::{Deserialize, Serialize};
+
+/// What the gateway asks of the spawner. Every request carries an id of the gateway's choice.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub enum SpawnerRequest {
+    /// First frame: both ends must be one build.
+    Hello {
+        /// [`BUILD`] of the gateway.
+        build: String,
+    },
+    /// Start a worker. Descriptors: its standard input and output (one socket), its control socket.
+    Worker {
+        /// Names the worker in [`SpawnerEvent::WorkerEnded`].
+        id: u64,
+    },
+    /// Start a process. Descriptors: standard input, output, error; with a tty the one terminal.
+    Start {
+        /// Names the process in later requests and events.
+        id: u64,
+        /// Whether the one descriptor is a terminal that shall control the process.
+        tty: bool,
+        /// A compiled policy of the sandbox crate; none starts the process unconfined.
+        policy: Option<Bytes>,
+        /// The operator accepts what the policy asks and the layers that are built cannot enforce on a process.
+        allow_unprotected: bool,
+        /// A [`Command`] in postcard, decoded only after the launcher is confined.
+        command: Bytes,
+    },
+    /// Send a signal to the process group of a process. Unknown and ended processes are ignored.
+    Signal {
+        /// The process.
+        id: u64,
+        /// A signal number of this machine.
+        signal: i32,
+    },
+    /// End a worker with SIGKILL. Unknown ones are ignored.
+    KillWorker {
+        /// The worker.
+        id: u64,
+    },
+}
+
+/// A command line as the launcher executes it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Command {
+    /// The program, then its arguments; never empty. A program without a slash is searched in the PATH of `env`.
+    pub argv: Vec<Bytes>,
+    /// What the program sees as `argv[0]`, if it is not the program.
+    pub arg0: Option<Bytes>,
+    /// The whole environment, in this order.
+    pub env: Vec<(Bytes, Bytes)>,
+    /// The working directory.
+    pub cwd: AbsolutePath,
+}
+
+/// What the spawner tells the gateway.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SpawnerEvent {
+    /// Answer to [`SpawnerRequest::Hello`].
+    Ready,
+    /// The build differs; the spawner ends.
+    WrongBuild {
+        /// [`BUILD`] of the spawner.
+        build: String,
+    },
+    /// The program runs: its `execve` succeeded.
+    Started {
+        /// The process.
+        id: u64,
+        /// Its process id on this machine.
+        pid: i32,
+        /// What the kernel enforces on it.
+        enforced: Enforced,
+    },
+    /// Nothing runs.
+    StartFailed {
+        /// The process.
+        id: u64,
+        /// Where it ended.
+        failure: StepFailed,
+    },
+    /// A started process ended.
+    Exited {
+        /// The process.
+        id: u64,
+        /// How.
+        status: ExitStatus,
+    },
+    /// A worker ended, or could not be started.
+    WorkerEnded {
+        /// The worker.
+        id: u64,
+        /// How, if it ran.
+        status: Option<ExitStatus>,
+    },
+}
+
+/// How a child ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ExitStatus {
+    /// It called exit.
+    Code(i32),
+    /// A signal ended it.
+    Signal(i32),
+}
+
+impl ExitStatus {
+    /// The number that shells and this wire use: the status itself, or 128 + signal.
+    #[must_use]
+    pub fn code(self) -> i32 {
+        match self {
+            Self::Code(code) => code,
+            Self::Signal(signal) => 128 + signal,
+        }
+    }
+}
+
+/// A step of a helper's way into confinement or to `execve` that failed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("{attempt}{}", if *errno == 0 { String::new() } else { format!(": {}", errno_text(*errno)) })]
+pub struct StepFailed {
+    /// Which part failed: decides the error code on the wire.
+    pub step: Step,
+    /// What was attempted, on what, in words.
+    pub attempt: String,
+    /// The system's error number, or 0 if the system did not say.
+    pub errno: i32,
+}
+
+/// The parts of a start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Step {
+    /// A frame between gateway and helper was wrong: a defect of ours.
+    Frame,
+    /// The confinement could not be had as asked.
+    Enforce,
+    /// `chdir`, `execve`, the terminal: the request's own fault.
+    Execute,
+    /// `fork` and the like: the machine's fault.
+    Machine,
+}
+
+/// What the kernel enforces on a helper or a process, as it said when it was asked.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Enforced {
+    /// The Landlock ABI whose rights are handled; 0 for none.
+    pub landlock_abi: u32,
+    /// The names of the seccomp tables that are installed.
+    pub seccomp: Vec<String>,
+    /// What the policy asks and these layers do not enforce; empty unless the operator allowed it.
+    pub missing: Vec<String>,
+}
+
+/// First frame on a worker's control socket: who it shall be.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct WorkerSetup {
+    /// [`BUILD`] of the gateway.
+    pub build: String,
+    /// A compiled policy of the sandbox crate; none makes an unconfined worker.
+    pub policy: Option<Bytes>,
+    /// Bound of requests carried out side by side.
+    pub concurrency: u16,
+}
+
+/// The worker's answer on its control socket; nothing else travels there.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum WorkerAnswer {
+    /// Confined, and reading requests.
+    Ready(Enforced),
+    /// It ends.
+    Failed(StepFailed),
+}
