@@ -1,0 +1,71 @@
+//! The command line.
+
+use clap::{Args, Parser, Subcommand};
+use portcullis::DEFAULT_LISTEN_URL;
+use std::path::PathBuf;
+
+/// The gateway that agent workspaces run on: files and commands over JSON-RPC, each request confined by the kernel.
+#[derive(Debug, Parser)]
+#[command(version, arg_required_else_help = true)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Serve clients until SIGINT or SIGTERM. Standard output carries one line: the URL.
+    Serve(Serve),
+    /// Run one command, confined, and return its exit status.
+    Exec(Exec),
+    /// Say what this kernel offers, and what each named policy would get.
+    Doctor,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Serve {
+    /// Where to listen: ws://IP:PORT (loopback; port 0 lets the system choose) or stdio.
+    #[arg(long, value_name = "URL", default_value = DEFAULT_LISTEN_URL)]
+    pub(crate) listen: String,
+    /// Calls of one connection that run side by side.
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = at_least_one)]
+    pub(crate) concurrent_requests: usize,
+    /// Seconds for which a detached session and a closed process are kept.
+    #[arg(long, value_name = "SECONDS", default_value_t = 90, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub(crate) detached_retention: u64,
+    /// Start processes under policies with writable roots, although this version cannot keep them from .git and other
+    /// protected names there, nor from chmod, chown, utime and xattr outside.
+    #[arg(long)]
+    pub(crate) allow_unprotected_metadata: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Exec {
+    /// The directory the command runs in, and the workspace that policies speak of.
+    #[arg(long, value_name = "DIR", default_value = ".")]
+    pub(crate) workspace: PathBuf,
+    /// read-only, workspace-write, workspace-write-network, full-access, or a policy file (*.toml).
+    #[arg(long, value_name = "NAME|FILE", default_value = "read-only")]
+    pub(crate) policy: String,
+    /// A running server; without it a gateway is started for this one command.
+    #[arg(long, value_name = "URL", conflicts_with = "allow_unprotected_metadata")]
+    pub(crate) url: Option<String>,
+    /// As of `serve`, for the gateway that is started.
+    #[arg(long)]
+    pub(crate) allow_unprotected_metadata: bool,
+    /// Set a variable for the command; may be repeated. Without a value it is taken from here. The rest of the server's
+    /// environment is inherited, but for names that look like secrets (*KEY*, *SECRET*, *TOKEN*).
+    #[arg(long, value_name = "NAME[=VALUE]")]
+    pub(crate) env: Vec<String>,
+    /// The command and its arguments.
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
+    pub(crate) command: Vec<String>,
+}
+
+fn at_least_one(text: &str) -> Result<usize, String> {
+    match text.parse::<usize>() {
+        Ok(number @ 1..=4096) => Ok(number),
+        Ok(number) => Err(format!("{number} is not between 1 and 4096")),
+        Err(error) => Err(error.to_string()),
+    }
+}

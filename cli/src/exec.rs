@@ -1,0 +1,139 @@
+//! `portcullis exec`: one command through a gateway, the same way as any client's.
+
+use crate::Failure;
+use crate::args::Exec;
+use portcullis::client::{ExecServerClient, ExecServerClientConnectOptions, Process, ProcessEvent};
+use portcullis::protocol::event::Stream;
+use portcullis::protocol::path::{AbsolutePath, WirePath};
+use portcullis::protocol::process::{EnvPolicy, Inherit, StartParams};
+use portcullis::sandbox::file::{self, PolicyFile};
+use portcullis::{Config, ExecServerRuntimePaths, Gateway};
+use std::collections::BTreeMap;
+use std::io::{self, Write as _};
+use std::path::Path;
+use std::process::ExitCode;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// Runs the command and returns its exit status.
+pub(crate) async fn run(options: &Exec) -> Result<ExitCode, Failure> {
+    let params = start_params(options)?;
+    if let Some(url) = &options.url {
+        let connect = ExecServerClientConnectOptions { url: url.clone(), client_name: "portcullis exec".to_owned() };
+        let (client, task) = ExecServerClient::connect(&connect).await?;
+        let done = start_and_follow(client, &params).await;
+        task.await?;
+        return done;
+    }
+    let mut config = Config::new(ExecServerRuntimePaths::of_this_process()?);
+    config.allow_unprotected_metadata = options.allow_unprotected_metadata;
+    let gateway = Gateway::start(config).await?;
+    let (client, task) = portcullis::connect(&gateway, "portcullis exec").await?;
+    let done = start_and_follow(client, &params).await;
+    gateway.shutdown().await;
+    task.await?;
+    done
+}
+
+async fn start_and_follow(client: ExecServerClient, params: &StartParams) -> Result<ExitCode, Failure> {
+    let process = client.start(params).await?;
+    drop(client);
+    follow(process).await
+}
+
+/// Passes output on as it comes, and an interrupt once: the second kills.
+async fn follow(mut process: Process) -> Result<ExitCode, Failure> {
+    let mut interrupts = signal(SignalKind::interrupt())?;
+    let mut terminations = signal(SignalKind::terminate())?;
+    let (mut code, mut interrupted) = (None, false);
+    loop {
+        let event = tokio::select! {
+            event = process.event() => event,
+            _signal = interrupts.recv() => {
+                if interrupted {
+                    process.terminate().await?;
+                } else {
+                    process.interrupt().await?;
+                }
+                interrupted = true;
+                continue;
+            }
+            _signal = terminations.recv() => {
+                process.terminate().await?;
+                continue;
+            }
+        };
+        match event {
+            Some(ProcessEvent::Output { stream: Stream::Stderr, chunk, .. }) => {
+                let mut stderr = io::stderr().lock();
+                stderr.write_all(&chunk)?;
+            }
+            Some(ProcessEvent::Output { chunk, .. }) => {
+                let mut stdout = io::stdout().lock();
+                stdout.write_all(&chunk)?;
+                stdout.flush()?;
+            }
+            Some(ProcessEvent::Exited { code: status, .. }) => code = Some(status),
+            Some(ProcessEvent::Closed { .. }) => break,
+            None => return Err("the link to the gateway ended before the command did; whether it still runs is not known".into()),
+        }
+    }
+    let code = code.ok_or("the command closed without an exit status")?;
+    Ok(ExitCode::from(u8::try_from(code & 0xff).unwrap_or(u8::MAX)))
+}
+
+fn start_params(options: &Exec) -> Result<StartParams, Failure> {
+    let workspace = std::fs::canonicalize(&options.workspace)
+        .map_err(|error| format!("open the workspace `{}`: {error}", options.workspace.display()))?;
+    let workspace = WirePath::Local(AbsolutePath::new(&workspace)?);
+    let mut sandbox = policy(&options.policy)?.sandbox;
+    sandbox.cwd = Some(workspace.clone());
+    sandbox.workspace_roots = vec![workspace.clone()];
+    let environment = EnvPolicy {
+        inherit: Inherit::All,
+        ignore_default_excludes: false,
+        exclude: Vec::new(),
+        set: BTreeMap::new(),
+        include_only: Vec::new(),
+    };
+    Ok(StartParams {
+        process_id: "exec".to_owned(),
+        argv: options.command.clone(),
+        cwd: workspace,
+        env: options.env.iter().map(|variable| assignment(variable)).collect::<Result<_, _>>()?,
+        tty: false,
+        pipe_stdin: false,
+        arg0: None,
+        env_policy: Some(environment),
+        sandbox: Some(serde_json::value::to_raw_value(&sandbox.to_json())?),
+        enforce_managed_network: false,
+        managed_network: None,
+        network_proxy: None,
+        shell_snapshot: None,
+        metadata: None,
+    })
+}
+
+/// A policy by name, or from a file.
+fn policy(name: &str) -> Result<PolicyFile, Failure> {
+    if let Some(builtin) = file::builtin(name) {
+        return Ok(builtin);
+    }
+    let path = Path::new(name);
+    if path.extension().is_none_or(|extension| extension != "toml") {
+        return Err(
+            format!("no policy is named `{name}`: known are {}, or give a file (*.toml)", file::BUILTIN.join(", ")).into()
+        );
+    }
+    let text = std::fs::read_to_string(path).map_err(|error| format!("read the policy file `{name}`: {error}"))?;
+    Ok(file::parse(name, &text)?)
+}
+
+fn assignment(variable: &str) -> Result<(String, String), Failure> {
+    if let Some((name, value)) = variable.split_once('=') {
+        return Ok((name.to_owned(), value.to_owned()));
+    }
+    match std::env::var(variable) {
+        Ok(value) => Ok((variable.to_owned(), value)),
+        Err(error) => Err(format!("--env {variable}: {error}; write {variable}=VALUE").into()),
+    }
+}

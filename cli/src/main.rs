@@ -1,0 +1,65 @@
+//! The `portcullis` program.
+
+mod args;
+mod doctor;
+mod exec;
+
+use args::{Arguments, Command};
+use clap::Parser as _;
+use portcullis::{Config, ExecServerRuntimePaths};
+use std::io::{self, Write as _};
+use std::process::ExitCode;
+use std::time::Duration;
+
+fn main() -> ExitCode {
+    // Before anything else: this start may be a hidden role, which must stay small and single-threaded.
+    if let Some(code) = portcullis::dispatch() {
+        return code;
+    }
+    let arguments = Arguments::parse();
+    log_to_stderr();
+    match run(arguments.command) {
+        Ok(code) => code,
+        Err(error) => {
+            let _stderr_closed = writeln!(io::stderr(), "portcullis: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+type Failure = Box<dyn std::error::Error>;
+
+fn run(command: Command) -> Result<ExitCode, Failure> {
+    if let Command::Doctor = command {
+        doctor::print(&mut io::stdout())?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    // One thread: two of them on few cores cost more in hand-overs than they gain.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let done = match command {
+        Command::Serve(options) => {
+            let mut config = Config::new(ExecServerRuntimePaths::of_this_process()?);
+            config.concurrent_requests = options.concurrent_requests;
+            config.allow_unprotected_metadata = options.allow_unprotected_metadata;
+            config.retention = Duration::from_secs(options.detached_retention);
+            writeln!(
+                io::stderr(),
+                "portcullis: no operator's ceiling is set and clients give no credential: every program of this machine that reaches the listener decides what its requests may touch"
+            )?;
+            runtime
+                .block_on(portcullis::serve(options.listen.parse()?, config))
+                .map(|()| ExitCode::SUCCESS)
+                .map_err(Failure::from)
+        }
+        Command::Exec(options) => runtime.block_on(exec::run(&options)),
+        Command::Doctor => Ok(ExitCode::SUCCESS),
+    };
+    // A read of standard input may still block a thread of the runtime; nothing waits for it.
+    runtime.shutdown_background();
+    done
+}
+
+fn log_to_stderr() {
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn".into());
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).init();
+}

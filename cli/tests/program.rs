@@ -1,0 +1,91 @@
+//! The program by itself. An integration test of this package, so that `cargo test --workspace` builds the program, which
+//! the tests of other packages start.
+
+use std::process::{Command, Output};
+
+fn portcullis(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_portcullis")).args(arguments).output().expect("start the program")
+}
+
+#[track_caller]
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).expect("text")
+}
+
+#[test]
+fn help_and_version() {
+    let help = portcullis(&["--help"]);
+    assert!(help.status.success());
+    for command in ["serve", "exec", "doctor"] {
+        assert!(text(&help.stdout).contains(command), "{command}");
+    }
+    assert!(text(&portcullis(&["--version"]).stdout).starts_with("portcullis 0."));
+}
+
+#[test]
+fn wrong_usage_ends_with_status_2() {
+    for arguments in [&["serve", "--concurrent-requests", "0"][..], &["serve", "--no-such-flag"], &["exec"], &[]] {
+        let ended = portcullis(arguments);
+        assert_eq!(ended.status.code(), Some(2), "{arguments:?}");
+        assert!(!ended.stderr.is_empty(), "{arguments:?}");
+    }
+}
+
+#[test]
+fn listen_urls_that_cannot_be_ended_with_status_1_and_say_why() {
+    for (url, why) in [
+        ("ws://localhost:1", "invalid websocket --listen URL `ws://localhost:1`; expected `ws://IP:PORT`"),
+        ("http://127.0.0.1:1", "unsupported --listen URL `http://127.0.0.1:1`; expected `ws://IP:PORT` or `stdio`"),
+        ("ws://0.0.0.0:0", "only loopback addresses are allowed"),
+    ] {
+        let ended = portcullis(&["serve", "--listen", url]);
+        assert_eq!(ended.status.code(), Some(1), "{url}");
+        assert!(text(&ended.stderr).contains(why), "{}", text(&ended.stderr));
+        assert!(ended.stdout.is_empty(), "{url}");
+    }
+}
+
+#[test]
+fn an_occupied_port_is_an_error_that_names_it() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = taken.local_addr().expect("an address").to_string();
+    let ended = portcullis(&["serve", "--listen", &format!("ws://{address}")]);
+    assert_eq!(ended.status.code(), Some(1));
+    let stderr = text(&ended.stderr);
+    assert!(stderr.contains(&address) && stderr.contains("Address already in use"), "{stderr}");
+}
+
+#[test]
+fn a_hidden_role_started_by_hand_says_so_and_ends_with_122() {
+    for role in ["spawner", "worker", "no-such-role"] {
+        let ended = portcullis(&["--portcullis-helper", role, "0"]);
+        assert_eq!(ended.status.code(), Some(122), "{role}");
+        assert!(!ended.stderr.is_empty(), "{role}");
+    }
+}
+
+#[test]
+fn doctor_names_layers_and_policies() {
+    let report = portcullis(&["doctor"]);
+    assert!(report.status.success());
+    let report = text(&report.stdout);
+    for word in ["kernel", "landlock", "seccomp", "policy read-only", "policy workspace-write", "policy full-access"] {
+        assert!(report.contains(word), "{word} is not in:\n{report}");
+    }
+}
+
+#[test]
+fn exec_refuses_what_it_cannot_do_and_says_what_to_do() {
+    for (arguments, why) in [
+        (&["exec", "--workspace", "/no/such/directory", "--", "true"][..], "open the workspace `/no/such/directory`"),
+        (&["exec", "--policy", "no-such-policy", "--", "true"], "known are read-only, workspace-write"),
+        (&["exec", "--policy", "/no/such/file.toml", "--", "true"], "read the policy file `/no/such/file.toml`"),
+        (&["exec", "--url", "ws://127.0.0.1:1", "--", "true"], "connect to ws://127.0.0.1:1"),
+        (&["exec", "--env", "NO_SUCH_VARIABLE_HERE", "--", "true"], "write NO_SUCH_VARIABLE_HERE=VALUE"),
+        (&["exec", "--", "/no/such/program"], "No such file or directory"),
+    ] {
+        let ended = portcullis(arguments);
+        assert_eq!(ended.status.code(), Some(1), "{arguments:?}");
+        assert!(text(&ended.stderr).contains(why), "{arguments:?}: {}", text(&ended.stderr));
+    }
+}

@@ -1,0 +1,64 @@
+//! What the operator decides. The environment is read here and nowhere else.
+
+use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Where things are on this machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExecServerRuntimePaths {
+    /// The executable to start in hidden roles; its `main` must ask `portcullis_helpers::dispatch()` first.
+    pub executable: PathBuf,
+}
+
+impl ExecServerRuntimePaths {
+    /// The running executable.
+    ///
+    /// # Errors
+    /// The system does not say which one runs; mount `/proc`.
+    pub fn of_this_process() -> std::io::Result<Self> {
+        Ok(Self { executable: std::env::current_exe()? })
+    }
+}
+
+/// Everything a gateway is told at its start.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Where things are.
+    pub paths: ExecServerRuntimePaths,
+    /// Calls of one connection that run side by side; more wait. At least 1.
+    pub concurrent_requests: usize,
+    /// How long a detached session and a closed process are kept.
+    pub retention: Duration,
+    /// After this long a file call is lost and its worker killed, so that one hung call stops nothing.
+    pub fs_deadline: Duration,
+    /// Accept write policies for processes although this version cannot keep a process from changing protected metadata.
+    pub allow_unprotected_metadata: bool,
+    /// The server's environment, for policies of `process/start` that inherit it.
+    pub environment: Arc<[(OsString, OsString)]>,
+    /// The server's working directory at its start.
+    pub cwd: PathBuf,
+}
+
+impl Config {
+    /// The defaults, with the environment and working directory of this process.
+    #[must_use]
+    pub fn new(paths: ExecServerRuntimePaths) -> Self {
+        Self {
+            paths,
+            concurrent_requests: 64,
+            retention: Duration::from_secs(90),
+            fs_deadline: Duration::from_secs(120),
+            allow_unprotected_metadata: false,
+            environment: std::env::vars_os().collect(),
+            cwd: std::env::current_dir().unwrap_or_else(|_| PathBuf::from("/")),
+        }
+    }
+
+    /// A variable of the server's environment.
+    #[must_use]
+    pub fn variable(&self, name: &str) -> Option<&OsStr> {
+        self.environment.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_os_str())
+    }
+}

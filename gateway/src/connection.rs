@@ -1,0 +1,389 @@
+//! A connection: decodes what one client sends, routes each call, and answers. Calls run side by side up to a bound.
+
+use crate::core::Core;
+use crate::fs_call::{self, FsCall};
+use crate::handles::{self, Handles};
+use crate::handshake::Handshake;
+use crate::link::{Incoming, Link, Outgoing};
+use crate::policies::Policies;
+use crate::reply;
+use crate::session::{AttachError, Attachment, Command, SessionHandle};
+use futures_util::FutureExt as _;
+use portcullis_protocol::environment::EnvironmentStatus;
+use portcullis_protocol::fs::{Empty, HandleParams};
+use portcullis_protocol::init::{InitializeParams, InitializeResult};
+use portcullis_protocol::method::{Call, Decoded};
+use portcullis_protocol::process::StartParams;
+use portcullis_protocol::rpc::{self, Id, Message, RpcError, code};
+use serde::Serialize;
+use std::collections::VecDeque;
+use std::future::Future;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+/// Calls that wait for a slot, beyond those that run. When there are as many the link is not read: the transport's own flow
+/// control holds the client up, and nothing is dropped.
+const WAITING: usize = 256;
+/// Control calls that run; each is one exchange with the session, so a few are many.
+const CONTROL: usize = 64;
+
+/// Serves one client until its link ends or the gateway closes.
+pub(crate) async fn run(core: Arc<Core>, link: Link, closing: CancellationToken) {
+    let Link { mut incoming, outgoing, peer, resumable } = link;
+    let slots = core.config.concurrent_requests.max(1);
+    let policies = Policies::new(core.machine.clone());
+    let mut connection = Connection {
+        core,
+        outgoing,
+        peer,
+        closing,
+        handshake: Handshake::default(),
+        attached: None,
+        policies,
+        handles: Handles::default(),
+        calls: JoinSet::new(),
+        control: JoinSet::new(),
+        waiting: VecDeque::new(),
+        slots,
+    };
+    loop {
+        tokio::select! {
+            biased;
+            () = connection.closing.cancelled() => {
+                let close = Outgoing::Close { code: 1001, reason: "the server is shutting down".to_owned() };
+                let _link_full_or_gone = connection.outgoing.try_send(close);
+                break;
+            }
+            Some(_ended) = connection.calls.join_next() => connection.go_on().await,
+            Some(_ended) = connection.control.join_next() => {}
+            message = incoming.recv(), if connection.has_room() => match message {
+                Some(Incoming(bytes)) => connection.message(&bytes).await,
+                None => break,
+            },
+        }
+    }
+    connection.end(resumable).await;
+}
+
+struct Connection {
+    core: Arc<Core>,
+    outgoing: mpsc::Sender<Outgoing>,
+    peer: String,
+    closing: CancellationToken,
+    handshake: Handshake,
+    attached: Option<(SessionHandle, Attachment)>,
+    policies: Policies,
+    handles: Handles,
+    /// Calls that hold a slot.
+    calls: JoinSet<()>,
+    /// Calls that never wait for one.
+    control: JoinSet<()>,
+    /// Calls without a slot yet, in order of arrival.
+    waiting: VecDeque<(Id, Call)>,
+    slots: usize,
+}
+
+impl Connection {
+    async fn message(&mut self, bytes: &[u8]) {
+        let complaint = match rpc::parse(bytes) {
+            Ok(Message::Request { id, method, params }) => {
+                let answered = match Call::decode(&method, params) {
+                    Ok(Decoded { call, ignored }) => {
+                        if ignored > 0 {
+                            tracing::debug!(%method, ignored, "members of a request that nobody knows");
+                        }
+                        self.admit(id.clone(), call).await
+                    }
+                    Err(error) => Err(error),
+                };
+                if let Err(error) = answered {
+                    self.send(rpc::error_text(&id, &error)).await;
+                }
+                return;
+            }
+            Ok(Message::Notification { method, .. }) if method == "initialized" => match self.handshake.initialized() {
+                Ok(()) => return,
+                Err(error) => error,
+            },
+            Ok(Message::Notification { method, .. }) => reply::invalid(format!(
+                "`{method}` came without an id, so it is a notification, and this server knows only `initialized`; nothing was done"
+            )),
+            Ok(Message::Response { .. }) => reply::invalid("a response came, but this server asks nothing; it was ignored"),
+            Err(detail) => reply::invalid(format!("failed to parse {}: {detail}", self.peer)),
+        };
+        self.send(rpc::error_text(&Id::unknown(), &complaint)).await;
+    }
+
+    fn has_room(&self) -> bool {
+        self.waiting.len() < WAITING && self.control.len() < CONTROL
+    }
+
+    /// Routes a call now, or once it has a slot. Which come first is decided here, in order of arrival.
+    async fn admit(&mut self, id: Id, call: Call) -> Result<(), RpcError> {
+        self.handshake.admit(&call)?;
+        if is_control(&call) || (self.waiting.is_empty() && self.calls.len() < self.slots) {
+            return self.route(id, call).await;
+        }
+        self.waiting.push_back((id, call));
+        Ok(())
+    }
+
+    /// Gives free slots to those who wait.
+    async fn go_on(&mut self) {
+        while self.calls.len() < self.slots
+            && let Some((id, call)) = self.waiting.pop_front()
+        {
+            if let Err(error) = self.route(id.clone(), call).await {
+                self.send(rpc::error_text(&id, &error)).await;
+            }
+        }
+    }
+
+    /// One match over every call. An error is answered by the caller; everything else answers for itself.
+    async fn route(&mut self, id: Id, call: Call) -> Result<(), RpcError> {
+        match call {
+            Call::Initialize(params) => self.initialize(id, params).await,
+            Call::EnvironmentInfo => self.answer(&id, &self.core.environment).await,
+            Call::EnvironmentStatus => self.answer(&id, &EnvironmentStatus { status: "ready".to_owned() }).await,
+            Call::ProcessStart(params) => self.start(id, params).await,
+            Call::ProcessRead(params) => self.ask(id, |reply| Command::Read { params, reply }).await,
+            Call::ProcessWrite(params) => self.ask(id, |reply| Command::Write { params, reply }).await,
+            Call::ProcessSignal(params) => self.control(id, |reply| Command::Signal { params, reply }).await,
+            Call::ProcessTerminate(params) => self.control(id, |reply| Command::Terminate { params, reply }).await,
+            Call::FsOpen(params) => {
+                let slot = self.handles.reserve(&params.handle_id)?;
+                let name = params.handle_id.clone();
+                let opened = self.open(id, Call::FsOpen(params), name.clone(), slot.clone());
+                if opened.is_err() {
+                    slot.opened(None);
+                    self.handles.close(&name);
+                }
+                opened
+            }
+            Call::FsReadBlock(params) => {
+                let length = handles::check_length("read", params.len)?;
+                let slot = self.handles.get(&params.handle_id)?;
+                let (blocking, turn) = (self.core.blocking.clone(), self.order()?.read());
+                self.run(id.clone(), async move {
+                    turn.wait().await;
+                    let bytes = slot.read(&params.handle_id, params.offset, length, &blocking).await?;
+                    let eof = if bytes.len() < length { r#","eof":true"# } else { r#","eof":false"# };
+                    Ok(rpc::bytes_result_text(&id, "chunk", &bytes, eof))
+                });
+                Ok(())
+            }
+            Call::FsWriteBlock(params) => {
+                handles::check_length("write", params.chunk.0.len() as u64)?;
+                let slot = self.handles.get(&params.handle_id)?;
+                let (blocking, turn) = (self.core.blocking.clone(), self.order()?.mutation());
+                self.run(id.clone(), async move {
+                    turn.wait().await;
+                    slot.write(&params.handle_id, params.offset, params.chunk.0, &blocking).await?;
+                    text(&id, &Empty {})
+                });
+                Ok(())
+            }
+            Call::FsClose(params) => {
+                self.handles.close(&params.handle_id);
+                self.answer(&id, &Empty {}).await
+            }
+            Call::NotBuilt { method, .. } => Err(RpcError::unknown_method(method)),
+            files => self.files(id, files),
+        }
+    }
+
+    async fn initialize(&mut self, id: Id, params: InitializeParams) -> Result<(), RpcError> {
+        let session = match params.resume_session_id {
+            None => self.core.new_session().await?,
+            Some(wanted) => {
+                let unknown = || reply::invalid(format!("unknown session id {wanted}"));
+                self.core.registry.get(&wanted).ok_or_else(unknown)?
+            }
+        };
+        let (reply, attached) = oneshot::channel();
+        let unknown = || reply::invalid(format!("unknown session id {}", session.id()));
+        session.send(Command::Attach { outgoing: self.outgoing.clone(), reply }).await.map_err(|_| unknown())?;
+        let attachment = attached.await.map_err(|_| unknown())?.map_err(|AttachError| {
+            RpcError::new(code::ATTACHED, format!("session {} is already attached to another connection", session.id()))
+        })?;
+        let result =
+            InitializeResult { session_id: session.id().to_string(), environment_info: Some(self.core.environment.clone()) };
+        self.attached = Some((session, attachment));
+        self.handshake.attached();
+        self.answer(&id, &result).await
+    }
+
+    async fn start(&mut self, id: Id, params: Box<StartParams>) -> Result<(), RpcError> {
+        let policy = self.core.process_policy(&self.policies, &params)?;
+        let turn = self.order()?.mutation();
+        self.ask(id, |reply| Command::Start { params, policy, turn, reply }).await
+    }
+
+    /// Asks the session and holds a slot until it answers.
+    async fn ask<T: Serialize + Send + 'static>(
+        &mut self,
+        id: Id,
+        command: impl FnOnce(oneshot::Sender<Result<T, RpcError>>) -> Command,
+    ) -> Result<(), RpcError> {
+        let answer = self.command(command).await?;
+        self.run(id.clone(), answered(id, answer));
+        Ok(())
+    }
+
+    /// Asks the session without holding a slot.
+    async fn control<T: Serialize + Send + 'static>(
+        &mut self,
+        id: Id,
+        command: impl FnOnce(oneshot::Sender<Result<T, RpcError>>) -> Command,
+    ) -> Result<(), RpcError> {
+        let answer = self.command(command).await?;
+        self.control.spawn(carry_out(id.clone(), self.outgoing.clone(), answered(id, answer)));
+        Ok(())
+    }
+
+    /// Sends a command to the session at once, in order of arrival.
+    async fn command<T>(
+        &self,
+        command: impl FnOnce(oneshot::Sender<Result<T, RpcError>>) -> Command,
+    ) -> Result<oneshot::Receiver<Result<T, RpcError>>, RpcError> {
+        let (reply, answer) = oneshot::channel();
+        let (session, _attachment) = self.attached.as_ref().ok_or_else(session_ended)?;
+        session.send(command(reply)).await.map_err(|_| session_ended())?;
+        Ok(answer)
+    }
+
+    fn files(&mut self, id: Id, call: Call) -> Result<(), RpcError> {
+        let Ok(prepared) = FsCall::prepare(call) else { return Err(reply::internal("a call has no route")) };
+        let call = prepared?;
+        let policy = self.policies.for_files(call.sandbox.as_deref()).map_err(|error| named(&call.attempt, error))?;
+        let order = self.order()?;
+        let turn = if call.operation.is_mutation() { order.mutation() } else { order.read() };
+        let (core, session) = (Arc::clone(&self.core), self.session()?);
+        self.run(id.clone(), async move {
+            let attempt = call.attempt.clone();
+            let done = call.carry_out(&core, &session, policy.as_ref(), turn).await?;
+            fs_call::reply_text(&id, &attempt, done, &core.blocking).await
+        });
+        Ok(())
+    }
+
+    fn open(&mut self, id: Id, call: Call, name: String, slot: handles::Slot) -> Result<(), RpcError> {
+        let Ok(prepared) = FsCall::prepare(call) else { return Err(reply::internal("a call has no route")) };
+        let call = prepared?;
+        let policy = self.policies.for_files(call.sandbox.as_deref()).map_err(|error| named(&call.attempt, error))?;
+        let order = self.order()?;
+        let turn = if call.operation.is_mutation() { order.mutation() } else { order.read() };
+        let (core, session) = (Arc::clone(&self.core), self.session()?);
+        self.run(id.clone(), async move {
+            // However this ends, blocks that wait for the handle must hear of it.
+            let slot = OpenEnd(slot);
+            let attempt = call.attempt.clone();
+            let done = call.carry_out(&core, &session, policy.as_ref(), turn).await?;
+            let file = done.descriptor.ok_or_else(|| reply::internal(format!("{attempt}: the worker sent no descriptor")))?;
+            slot.0.opened(Some(file));
+            text(&id, &HandleParams { handle_id: name })
+        });
+        Ok(())
+    }
+
+    /// Runs a call in a slot.
+    fn run(&mut self, id: Id, call: impl Future<Output = Result<String, RpcError>> + Send + 'static) {
+        self.calls.spawn(carry_out(id, self.outgoing.clone(), call));
+    }
+
+    async fn answer(&self, id: &Id, result: &impl Serialize) -> Result<(), RpcError> {
+        self.send(text(id, result)?).await;
+        Ok(())
+    }
+
+    /// Waits for room towards the client, but not when the gateway closes.
+    async fn send(&self, text: String) {
+        tokio::select! {
+            _link_gone = self.outgoing.send(Outgoing::Text(text)) => {}
+            () = self.closing.cancelled() => {}
+        }
+    }
+
+    fn order(&mut self) -> Result<&mut crate::session::Order, RpcError> {
+        self.attached
+            .as_mut()
+            .map(|(_, attachment)| &mut attachment.order)
+            .ok_or_else(|| reply::invalid("no session is attached"))
+    }
+
+    fn session(&self) -> Result<Arc<str>, RpcError> {
+        self.attached.as_ref().map(|(session, _)| session.id()).ok_or_else(|| reply::invalid("no session is attached"))
+    }
+
+    /// Detaches at once. Calls that wait are dropped; what a worker or the session has begun is finished by them.
+    async fn end(mut self, resumable: bool) {
+        self.waiting.clear();
+        self.calls.shutdown().await;
+        self.control.shutdown().await;
+        let Some((session, Attachment { generation, order })) = self.attached else { return };
+        let command = if resumable { Command::Detach { generation, order } } else { Command::Close };
+        let _session_ended = session.send(command).await;
+    }
+}
+
+/// Calls that never wait for a slot, so that what runs can always be ended.
+fn is_control(call: &Call) -> bool {
+    matches!(
+        call,
+        Call::Initialize(_)
+            | Call::EnvironmentInfo
+            | Call::EnvironmentStatus
+            | Call::ProcessSignal(_)
+            | Call::ProcessTerminate(_)
+            | Call::FsClose(_)
+            | Call::NotBuilt { .. }
+    )
+}
+
+/// Runs a call and sends its answer. A panic answers that call and no other.
+async fn carry_out(
+    id: Id,
+    outgoing: mpsc::Sender<Outgoing>,
+    call: impl Future<Output = Result<String, RpcError>> + Send + 'static,
+) {
+    let text = match AssertUnwindSafe(call).catch_unwind().await {
+        Ok(Ok(text)) => text,
+        Ok(Err(error)) => rpc::error_text(&id, &error),
+        Err(_panic) => {
+            let incident = uuid::Uuid::new_v4();
+            tracing::error!(%incident, "a call panicked");
+            rpc::error_text(&id, &reply::internal(format!("a defect of the server, incident {incident}; its log says more")))
+        }
+    };
+    let _link_gone = outgoing.send(Outgoing::Text(text)).await;
+}
+
+/// The session's answer as a text.
+async fn answered<T: Serialize>(id: Id, answer: oneshot::Receiver<Result<T, RpcError>>) -> Result<String, RpcError> {
+    text(&id, &answer.await.map_err(|_| session_ended())??)
+}
+
+fn session_ended() -> RpcError {
+    reply::invalid("the session has ended")
+}
+
+/// Tells those who wait for a handle that its open failed, unless it succeeded first.
+struct OpenEnd(handles::Slot);
+
+impl Drop for OpenEnd {
+    fn drop(&mut self) {
+        self.0.opened_or_failed();
+    }
+}
+
+fn text(id: &Id, result: &impl Serialize) -> Result<String, RpcError> {
+    rpc::result_text(id, result).map_err(|error| reply::internal(format!("the result cannot be written: {error}")))
+}
+
+/// An error about a policy, with what was attempted under it.
+fn named(attempt: &str, error: RpcError) -> RpcError {
+    RpcError { message: format!("{attempt}: {}", error.message), ..error }
+}

@@ -1,0 +1,215 @@
+//! The gateway: what all connections share, and the task that owns every connection and session.
+
+use crate::blocking::Blocking;
+use crate::config::Config;
+use crate::connection;
+use crate::environment;
+use crate::helper::pool::Pool;
+use crate::helper::spawner::{Spawner, SpawnerError};
+use crate::link::Link;
+use crate::policies::Policies;
+use crate::registry::Registry;
+use crate::reply;
+use crate::session::{self, Command, SessionConfig, SessionHandle};
+use portcullis_protocol::environment::EnvironmentInfo;
+use portcullis_protocol::process::StartParams;
+use portcullis_protocol::rpc::{RpcError, code};
+use portcullis_sandbox::policy::Policy;
+use portcullis_sandbox::report;
+use portcullis_sandbox::resolve::Machine;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio::task::{JoinHandle, JoinSet};
+use tokio_util::sync::CancellationToken;
+
+/// Connections and sessions on their way to their owner.
+const QUEUE: usize = 64;
+/// How long connections and sessions may take to end once they were told to.
+const DRAIN: Duration = Duration::from_secs(3);
+/// How long the spawner may take to end everything that is left.
+const SPAWNER_DRAIN: Duration = Duration::from_secs(2);
+
+/// A running gateway. Dropping it without [`Gateway::shutdown`] leaves the end to the runtime's.
+#[derive(Debug)]
+pub struct Gateway {
+    core: Arc<Core>,
+    closing: CancellationToken,
+    owner: JoinHandle<()>,
+}
+
+/// What all connections share.
+#[derive(Debug)]
+pub(crate) struct Core {
+    pub(crate) config: Config,
+    pub(crate) machine: Machine,
+    pub(crate) environment: EnvironmentInfo,
+    pub(crate) registry: Registry,
+    pub(crate) pool: Pool,
+    pub(crate) blocking: Blocking,
+    spawner: Spawner,
+    work: mpsc::Sender<Work>,
+}
+
+enum Work {
+    Connection(Link),
+    Session(Arc<str>, Pin<Box<dyn Future<Output = ()> + Send>>),
+}
+
+/// Why a gateway cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// Its spawner does not run.
+    #[error("start the spawner from `{executable}`: {reason}")]
+    Spawner {
+        /// The executable that was to play the role.
+        executable: String,
+        /// Why it does not.
+        reason: String,
+    },
+}
+
+impl Gateway {
+    /// Starts the spawner and the pool. Must be called within a tokio runtime with its io and time drivers on.
+    ///
+    /// # Errors
+    /// The executable does not play its hidden roles: see [`crate::ExecServerRuntimePaths`].
+    pub async fn start(config: Config) -> Result<Self, StartError> {
+        let failed = |error: SpawnerError| StartError::Spawner {
+            executable: config.paths.executable.display().to_string(),
+            reason: error.to_string(),
+        };
+        let (spawner, spawner_task) = Spawner::start(&config.paths.executable).await.map_err(failed)?;
+        let (pool, pool_task) = Pool::start(spawner.clone());
+        let (work, queue) = mpsc::channel(QUEUE);
+        let core = Arc::new(Core {
+            machine: Machine::here(config.variable("TMPDIR")),
+            environment: environment::describe(&config),
+            registry: Registry::default(),
+            pool: pool.clone(),
+            blocking: Blocking::new(),
+            spawner,
+            work,
+            config,
+        });
+        let closing = CancellationToken::new();
+        let owner = own(Arc::clone(&core), queue, closing.clone());
+        let owner = tokio::spawn(async move {
+            let pool_task = tokio::spawn(pool_task);
+            owner.await;
+            pool.stop().await;
+            drop(pool);
+            let _panicked = pool_task.await;
+            if tokio::time::timeout(SPAWNER_DRAIN, spawner_task.stop()).await.is_err() {
+                tracing::error!("the spawner did not end in time");
+            }
+        });
+        Ok(Self { core, closing, owner })
+    }
+
+    /// Serves a client over a link, until either ends.
+    pub async fn accept(&self, link: Link) {
+        let _closing = self.core.work.send(Work::Connection(link)).await;
+    }
+
+    /// Whether it still takes clients.
+    #[must_use]
+    pub fn is_running(&self) -> bool {
+        !self.closing.is_cancelled() && !self.owner.is_finished()
+    }
+
+    /// Ends every connection, session, process and helper, and waits for them, a few seconds at most.
+    pub async fn shutdown(self) {
+        self.closing.cancel();
+        drop(self.core);
+        let _panicked = self.owner.await;
+    }
+}
+
+impl Core {
+    /// Makes a session and gives its task to the owner.
+    pub(crate) async fn new_session(&self) -> Result<SessionHandle, RpcError> {
+        let config = SessionConfig {
+            retention: self.config.retention,
+            allow_unprotected: self.config.allow_unprotected_metadata,
+            environment: Arc::clone(&self.config.environment),
+            shell: self.environment.shell.path.clone(),
+        };
+        let (handle, task) = session::start(uuid::Uuid::new_v4().to_string().into(), self.spawner.clone(), config);
+        self.registry.insert(handle.clone());
+        let work = Work::Session(handle.id(), Box::pin(task));
+        self.work.send(work).await.map_err(|_| reply::internal("the server is shutting down"))?;
+        Ok(handle)
+    }
+
+    /// The policy that a process is started under; refused if this version cannot hold it to it.
+    pub(crate) fn process_policy(&self, policies: &Policies, params: &StartParams) -> Result<Option<Arc<Policy>>, RpcError> {
+        let refused = |text: String| RpcError::new(code::INVALID_PARAMS, format!("process/start {}: {text}", params.process_id));
+        if params.network_proxy.is_some() {
+            return Err(refused("networkProxy is not built (environment/info says networkProxyLaunch: false)".to_owned()));
+        }
+        let cwd = params.cwd.local().map_err(|error| {
+            RpcError::new(
+                code::INVALID_PARAMS,
+                format!("cwd URI `{}` is not valid on this exec-server host: {error}", params.cwd),
+            )
+        })?;
+        let named = policies.for_process(params.sandbox.as_deref(), cwd).map_err(|error| refused(error.message))?;
+        let Some(named) = named else { return Ok(None) };
+        if params.enforce_managed_network {
+            return Err(refused(
+                "enforceManagedNetwork is not built, so a sandboxed process is refused rather than run on another network"
+                    .to_owned(),
+            ));
+        }
+        let open: Vec<String> = report::process_gaps(&named.policy)
+            .into_iter()
+            .filter(|gap| !(gap.waivable && self.config.allow_unprotected_metadata))
+            .map(|gap| gap.text)
+            .collect();
+        if open.is_empty() {
+            Ok(Some(named.policy))
+        } else {
+            Err(refused(format!("sandbox intent cannot be enforced on this executor: {}", open.join("; "))))
+        }
+    }
+}
+
+/// Owns every connection and session: starts them, joins them, and ends them when the gateway closes.
+async fn own(core: Arc<Core>, mut queue: mpsc::Receiver<Work>, closing: CancellationToken) {
+    let (mut connections, mut sessions) = (JoinSet::new(), JoinSet::new());
+    loop {
+        tokio::select! {
+            () = closing.cancelled() => break,
+            Some(work) = queue.recv() => match work {
+                Work::Connection(link) => {
+                    connections.spawn(connection::run(Arc::clone(&core), link, closing.clone()));
+                }
+                Work::Session(id, task) => {
+                    let core = Arc::clone(&core);
+                    sessions.spawn(async move {
+                        task.await;
+                        core.registry.remove(&id);
+                        core.pool.forget(id).await;
+                    });
+                }
+            },
+            Some(_ended) = connections.join_next() => {}
+            Some(_ended) = sessions.join_next() => {}
+        }
+    }
+    queue.close();
+    let ended = async {
+        while connections.join_next().await.is_some() {}
+        for session in core.registry.all() {
+            let _already_ended = session.send(Command::Close).await;
+        }
+        while sessions.join_next().await.is_some() {}
+    };
+    if tokio::time::timeout(DRAIN, ended).await.is_err() {
+        tracing::warn!("connections or sessions did not end within {} s and are dropped", DRAIN.as_secs());
+    }
+    connections.shutdown().await;
+    sessions.shutdown().await;
+}

@@ -1,0 +1,308 @@
+//! File calls: wire parameters become one operation of a worker, and its answer becomes the reply's text.
+
+use crate::blocking::{self, Blocking};
+use crate::core::Core;
+use crate::helper::worker::{Answer, Content, Done, Request, WorkerError};
+use crate::policies::Named;
+use crate::reply;
+use crate::session::Turn;
+use portcullis_protocol::fs::{
+    CanonicalizeResult, DirectoryEntryResult, Empty, MetadataResult, ReadDirectoryResult, WalkEntryResult, WalkErrorResult,
+    WalkKind, WalkOptions, WalkResult,
+};
+use portcullis_protocol::helper::{FsDone, FsError, FsOperation, INLINE_PAYLOAD, WalkBounds};
+use portcullis_protocol::method::Call;
+use portcullis_protocol::path::{AbsolutePath, WirePath};
+use portcullis_protocol::rpc::{self, Id, RpcError};
+use rustix::fs::{MemfdFlags, memfd_create};
+use serde::Serialize;
+use serde_json::value::RawValue;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+/// Bytes that a readFile answers at most.
+const READ_LIMIT: u64 = 512 << 20;
+/// Workers that one call tries: one may have ended a moment before, and a root of the policy may just have been replaced.
+const ATTEMPTS: usize = 4;
+
+/// A file call, ready for a worker.
+#[derive(Debug)]
+pub(crate) struct FsCall {
+    /// As in `fs/readFile /etc/hosts`.
+    pub(crate) attempt: String,
+    pub(crate) operation: FsOperation,
+    content: Vec<u8>,
+    /// The request's sandbox object.
+    pub(crate) sandbox: Option<Box<RawValue>>,
+}
+
+impl FsCall {
+    /// Takes a call apart. Calls that are no file calls come back as they are.
+    pub(crate) fn prepare(call: Call) -> Result<Result<Self, RpcError>, Call> {
+        let follow = |choice: Option<bool>| choice.unwrap_or(true);
+        let (method, sandbox, content, operation) = match call {
+            Call::FsReadFile(p) => (
+                "readFile",
+                p.sandbox,
+                Vec::new(),
+                local(&p.path).map(|path| FsOperation::ReadFile { path, follow: follow(p.follow_symlinks), limit: READ_LIMIT }),
+            ),
+            Call::FsWriteFile(p) => match p.data_base64.0 {
+                Ok(bytes) => (
+                    "writeFile",
+                    p.sandbox,
+                    bytes,
+                    local(&p.path).map(|path| FsOperation::WriteFile { path, follow: follow(p.follow_symlinks) }),
+                ),
+                Err(error) => return Ok(Err(reply::invalid(format!("fs/writeFile requires valid base64 dataBase64: {error}")))),
+            },
+            Call::FsCreateDirectory(p) => (
+                "createDirectory",
+                p.sandbox,
+                Vec::new(),
+                local(&p.path).map(|path| FsOperation::CreateDirectory {
+                    path,
+                    recursive: p.recursive.unwrap_or(true),
+                    follow: follow(p.follow_symlinks),
+                }),
+            ),
+            Call::FsGetMetadata(p) => (
+                "getMetadata",
+                p.sandbox,
+                Vec::new(),
+                local(&p.path).map(|path| FsOperation::GetMetadata { path, follow: follow(p.follow_symlinks) }),
+            ),
+            Call::FsCanonicalize(p) => {
+                ("canonicalize", p.sandbox, Vec::new(), local(&p.path).map(|path| FsOperation::Canonicalize { path }))
+            }
+            Call::FsReadDirectory(p) => {
+                ("readDirectory", p.sandbox, Vec::new(), local(&p.path).map(|path| FsOperation::ReadDirectory { path }))
+            }
+            Call::FsWalk(p) => (
+                "walk",
+                p.sandbox,
+                Vec::new(),
+                local(&p.path).and_then(|path| Ok(FsOperation::Walk { path, options: bounds(&p.options)? })),
+            ),
+            Call::FsRemove(p) => (
+                "remove",
+                p.sandbox,
+                Vec::new(),
+                local(&p.path).map(|path| FsOperation::Remove {
+                    path,
+                    recursive: p.recursive.unwrap_or(true),
+                    force: p.force.unwrap_or(true),
+                    follow: follow(p.follow_symlinks),
+                }),
+            ),
+            Call::FsCopy(p) => (
+                "copy",
+                p.sandbox,
+                Vec::new(),
+                local(&p.source_path).and_then(|source| {
+                    Ok(FsOperation::Copy { source, destination: local(&p.destination_path)?, recursive: p.recursive })
+                }),
+            ),
+            Call::FsOpen(p) => {
+                ("open", p.sandbox, Vec::new(), local(&p.path).map(|path| FsOperation::Open { path, mode: p.mode }))
+            }
+            other => return Err(other),
+        };
+        Ok(operation.map(|operation| Self { attempt: attempt(method, &operation), operation, content, sandbox }))
+    }
+
+    /// Carries the call out through the session's worker for this policy. The turn ends when the worker answers.
+    pub(crate) async fn carry_out(
+        self,
+        core: &Core,
+        session: &Arc<str>,
+        policy: Option<&Named>,
+        turn: Turn,
+    ) -> Result<Done, RpcError> {
+        let Self { attempt, operation, content, .. } = self;
+        let content = pack(content, &core.blocking).await.map_err(|error| reply::internal(format!("{attempt}: {error}")))?;
+        turn.wait().await;
+        let (mut turn, mut unlike) = (turn, None);
+        for _attempt in 0..ATTEMPTS {
+            let worker =
+                core.pool.worker(session, policy, unlike).await.map_err(|error| reply::worker_error(&attempt, &error))?;
+            unlike = Some(worker.id());
+            let request = Request { operation: operation.clone(), content: content.clone() };
+            turn = match worker.call(request, turn, core.config.fs_deadline).await {
+                Ok(Answer { outcome: Err(FsError::Stale), turn }) => turn,
+                Ok(Answer { outcome: Ok(done), .. }) => return Ok(done),
+                Ok(Answer { outcome: Err(error), .. }) => return Err(reply::fs_error(&attempt, &error)),
+                Err((WorkerError::Gone, Some(turn))) => turn,
+                Err((error, _turn)) => return Err(reply::worker_error(&attempt, &error)),
+            };
+        }
+        Err(reply::internal(format!("{attempt}: a root of the policy is replaced again and again; nothing was done")))
+    }
+}
+
+fn local(path: &WirePath) -> Result<AbsolutePath, RpcError> {
+    path.local().cloned().map_err(|error| reply::foreign_path(&error))
+}
+
+fn attempt(method: &str, operation: &FsOperation) -> String {
+    match operation {
+        FsOperation::Copy { source, destination, .. } => format!("fs/{method} {source} to {destination}"),
+        FsOperation::ReadFile { path, .. }
+        | FsOperation::Open { path, .. }
+        | FsOperation::WriteFile { path, .. }
+        | FsOperation::CreateDirectory { path, .. }
+        | FsOperation::GetMetadata { path, .. }
+        | FsOperation::Canonicalize { path }
+        | FsOperation::ReadDirectory { path }
+        | FsOperation::Walk { path, .. }
+        | FsOperation::Remove { path, .. } => format!("fs/{method} {path}"),
+    }
+}
+
+fn bounds(options: &WalkOptions) -> Result<WalkBounds, RpcError> {
+    const DEPTH: u32 = 64;
+    const DIRECTORIES: u32 = 10_000;
+    const ENTRIES: u32 = 50_000;
+    if options.max_directories == 0 || options.max_entries == 0 {
+        return Err(reply::invalid("filesystem walk limits must be greater than zero"));
+    }
+    let within = |value: u64, bound: u32| u32::try_from(value).ok().filter(|value| *value <= bound);
+    match (within(options.max_depth, DEPTH), within(options.max_directories, DIRECTORIES), within(options.max_entries, ENTRIES)) {
+        (Some(depth), Some(directories), Some(entries)) => Ok(WalkBounds {
+            depth,
+            directories,
+            entries,
+            follow_directory_links: options.follow_directory_symlinks,
+            prune_hidden: options.prune_hidden_directories,
+        }),
+        _ => Err(reply::invalid(format!(
+            "filesystem walk limits exceed maximums: depth={DEPTH}, directories={DIRECTORIES}, entries={ENTRIES}"
+        ))),
+    }
+}
+
+/// Small content travels in the frame, large content as memory behind a descriptor.
+async fn pack(content: Vec<u8>, blocking: &Blocking) -> Result<Content, String> {
+    if content.is_empty() {
+        return Ok(Content::None);
+    }
+    if content.len() <= INLINE_PAYLOAD {
+        return Ok(Content::Inline(Arc::new(content)));
+    }
+    let packed = blocking.run(move || {
+        let memory = memfd_create("portcullis-content", MemfdFlags::CLOEXEC)?;
+        blocking::write_at(&memory, 0, &content)?;
+        Ok::<OwnedFd, rustix::io::Errno>(memory)
+    });
+    let memory = packed.await.map_err(|lost| lost.to_string())?.map_err(|errno| errno.to_string())?;
+    Ok(Content::Descriptor(Arc::new(memory)))
+}
+
+/// The reply's text.
+pub(crate) async fn reply_text(id: &Id, attempt: &str, done: Done, blocking: &Blocking) -> Result<String, RpcError> {
+    match done.done {
+        FsDone::Changed => text(id, attempt, &Empty {}),
+        FsDone::Content => Ok(rpc::bytes_result_text(id, "dataBase64", &done.payload, "")),
+        FsDone::Descriptor { .. } => content_text(id, attempt, done.descriptor, blocking).await,
+        FsDone::Metadata(found) => text(
+            id,
+            attempt,
+            &MetadataResult {
+                is_directory: found.is_directory,
+                is_file: found.is_file,
+                is_symlink: found.is_symlink,
+                size: found.size,
+                created_at_ms: found.created_ms,
+                modified_at_ms: found.modified_ms,
+            },
+        ),
+        FsDone::Path(path) => text(id, attempt, &CanonicalizeResult { path: WirePath::Local(path) }),
+        FsDone::Directory(entries) => {
+            let entries = entries.into_iter().map(|entry| DirectoryEntryResult {
+                file_name: String::from_utf8_lossy(&entry.name.0).into_owned(),
+                is_directory: entry.is_directory,
+                is_file: entry.is_file,
+            });
+            text(id, attempt, &ReadDirectoryResult { entries: entries.collect() })
+        }
+        FsDone::Walk { entries, errors, truncated } => {
+            let kind = |is_directory| if is_directory { WalkKind::Directory } else { WalkKind::File };
+            let entries = entries
+                .into_iter()
+                .map(|entry| WalkEntryResult { path: WirePath::Local(entry.path), kind: kind(entry.is_directory) });
+            let errors = errors.into_iter().map(|(path, message)| WalkErrorResult { path: WirePath::Local(path), message });
+            text(id, attempt, &WalkResult { entries: entries.collect(), errors: errors.collect(), truncated })
+        }
+    }
+}
+
+/// A large file: the worker decided and opened, the bytes go from the file into the frame here.
+async fn content_text(id: &Id, attempt: &str, file: Option<OwnedFd>, blocking: &Blocking) -> Result<String, RpcError> {
+    let file = file.ok_or_else(|| reply::internal(format!("{attempt}: the worker sent no descriptor")))?;
+    let id = id.clone();
+    let read = blocking.run(move || {
+        let limit = usize::try_from(READ_LIMIT).unwrap_or(usize::MAX);
+        let bytes = read_whole(&file, limit)?;
+        Ok::<_, rustix::io::Errno>((bytes.len() <= limit).then(|| rpc::bytes_result_text(&id, "dataBase64", &bytes, "")))
+    });
+    match read.await {
+        Ok(Ok(Some(text))) => Ok(text),
+        Ok(Ok(None)) => Err(reply::fs_error(attempt, &FsError::TooLarge(READ_LIMIT))),
+        Ok(Err(errno)) => Err(reply::os_error(attempt, errno)),
+        Err(lost) => Err(reply::internal(format!("{attempt}: {lost}"))),
+    }
+}
+
+/// Reads by the size that the file has now, and on if it grows, to one byte above the limit.
+fn read_whole(file: &OwnedFd, limit: usize) -> Result<Vec<u8>, rustix::io::Errno> {
+    let size = usize::try_from(rustix::fs::fstat(file)?.st_size).unwrap_or(0).min(limit);
+    let mut bytes = blocking::read_at(file, 0, size + 1)?;
+    while bytes.len() > size && bytes.len() <= limit {
+        let more = blocking::read_at(file, bytes.len() as u64, (limit + 1 - bytes.len()).min(1 << 20))?;
+        if more.is_empty() {
+            break;
+        }
+        bytes.extend_from_slice(&more);
+    }
+    Ok(bytes)
+}
+
+fn text(id: &Id, attempt: &str, result: &impl Serialize) -> Result<String, RpcError> {
+    rpc::result_text(id, result).map_err(|error| reply::internal(format!("{attempt}: {error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options(depth: u64, directories: u64, entries: u64) -> WalkOptions {
+        WalkOptions {
+            max_depth: depth,
+            max_directories: directories,
+            max_entries: entries,
+            follow_directory_symlinks: false,
+            prune_hidden_directories: false,
+        }
+    }
+
+    #[test]
+    fn bounds_of_a_walk() {
+        assert!(bounds(&options(64, 10_000, 50_000)).is_ok());
+        for zero in [options(1, 0, 1), options(1, 1, 0)] {
+            assert_eq!(bounds(&zero).unwrap_err().message, "filesystem walk limits must be greater than zero");
+        }
+        for above in [options(65, 1, 1), options(1, 10_001, 1), options(1, 1, u64::MAX)] {
+            assert!(bounds(&above).unwrap_err().message.ends_with("depth=64, directories=10000, entries=50000"));
+        }
+    }
+
+    #[test]
+    fn a_file_is_read_to_its_end_or_one_byte_above_the_limit() {
+        let file = OwnedFd::from(tempfile::tempfile().unwrap());
+        blocking::write_at(&file, 0, &[7; 5000]).unwrap();
+        assert_eq!(read_whole(&file, 10_000).unwrap().len(), 5000);
+        assert_eq!(read_whole(&file, 5000).unwrap().len(), 5000);
+        assert_eq!(read_whole(&file, 4999).unwrap().len(), 5000);
+        assert_eq!(read_whole(&file, 10).unwrap().len(), 11);
+    }
+}

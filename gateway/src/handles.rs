@@ -1,0 +1,151 @@
+//! File handles: open files that a client reads and writes in blocks, by names of its own.
+
+use crate::blocking::{self, Blocking};
+use crate::reply;
+use portcullis_protocol::rpc::{RpcError, code};
+use rustix::io::Errno;
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use tokio::sync::SetOnce;
+
+/// Handles of one connection.
+const BOUND: usize = 128;
+/// Bytes of a name: it is kept for as long as the handle.
+const NAME_BOUND: usize = 32;
+/// Bytes of one block.
+pub(crate) const BLOCK: u64 = 1 << 20;
+
+/// The handles of one connection. They end with it.
+#[derive(Debug, Default)]
+pub(crate) struct Handles {
+    open: HashMap<String, Slot>,
+}
+
+/// A handle, perhaps still being opened. Blocks that were asked for before the open was answered wait for it.
+#[derive(Debug, Clone)]
+pub(crate) struct Slot {
+    /// None once the open failed.
+    file: Arc<SetOnce<Option<Arc<OwnedFd>>>>,
+    dropped: Arc<AtomicBool>,
+}
+
+impl Handles {
+    /// Takes a name, before its path is looked at.
+    pub(crate) fn reserve(&mut self, name: &str) -> Result<Slot, RpcError> {
+        if name.len() > NAME_BOUND {
+            return Err(RpcError::new(
+                code::INVALID_PARAMS,
+                format!("file handle id of {} bytes: at most {NAME_BOUND} are allowed", name.len()),
+            ));
+        }
+        self.open.retain(|_, slot| !slot.is_dropped());
+        if self.open.contains_key(name) {
+            return Err(reply::invalid(format!("file handle `{name}` already exists")));
+        }
+        if self.open.len() >= BOUND {
+            return Err(reply::invalid(format!("at most {BOUND} file handles may be open per connection")));
+        }
+        let slot = Slot { file: Arc::new(SetOnce::new()), dropped: Arc::new(AtomicBool::new(false)) };
+        self.open.insert(name.to_owned(), slot.clone());
+        Ok(slot)
+    }
+
+    /// The handle of a name.
+    pub(crate) fn get(&self, name: &str) -> Result<Slot, RpcError> {
+        self.open.get(name).filter(|slot| !slot.is_dropped()).cloned().ok_or_else(|| reply::unknown_handle(name))
+    }
+
+    /// Gives a name back; blocks on their way end well.
+    pub(crate) fn close(&mut self, name: &str) {
+        self.open.remove(name);
+    }
+}
+
+impl Slot {
+    /// The open ended: with a file, or not.
+    pub(crate) fn opened(&self, file: Option<OwnedFd>) {
+        if file.is_none() {
+            self.dropped.store(true, Ordering::Release);
+        }
+        let _set_once = self.file.set(file.map(Arc::new));
+    }
+
+    /// Whoever opened has ended: if no file came by now, none will.
+    pub(crate) fn opened_or_failed(&self) {
+        if !self.file.initialized() {
+            self.opened(None);
+        }
+    }
+
+    fn is_dropped(&self) -> bool {
+        self.dropped.load(Ordering::Acquire)
+    }
+
+    async fn file(&self, name: &str) -> Result<Arc<OwnedFd>, RpcError> {
+        let file = self.file.wait().await.clone();
+        file.filter(|_| !self.is_dropped()).ok_or_else(|| reply::unknown_handle(name))
+    }
+
+    /// Reads a block. A system's error drops the handle.
+    pub(crate) async fn read(&self, name: &str, offset: u64, length: usize, blocking: &Blocking) -> Result<Vec<u8>, RpcError> {
+        let file = self.file(name).await?;
+        let read = blocking.run(move || blocking::read_at(&file, offset, length)).await;
+        self.ended(&format!("fs/readBlock of `{name}` at {offset}"), read)
+    }
+
+    /// Writes a block. A system's error drops the handle.
+    pub(crate) async fn write(&self, name: &str, offset: u64, bytes: Vec<u8>, blocking: &Blocking) -> Result<(), RpcError> {
+        let file = self.file(name).await?;
+        let written = blocking.run(move || blocking::write_at(&file, offset, &bytes)).await;
+        self.ended(&format!("fs/writeBlock of `{name}` at {offset}"), written)
+    }
+
+    fn ended<T>(&self, attempt: &str, outcome: Result<Result<T, Errno>, blocking::Lost>) -> Result<T, RpcError> {
+        match outcome {
+            Ok(Ok(value)) => Ok(value),
+            Ok(Err(errno)) => {
+                self.dropped.store(true, Ordering::Release);
+                Err(reply::os_error(attempt, errno))
+            }
+            Err(lost) => Err(reply::internal(format!("{attempt}: {lost}"))),
+        }
+    }
+}
+
+/// Whether a block's length is within the bounds; `what` is `read` or `write`.
+pub(crate) fn check_length(what: &str, length: u64) -> Result<usize, RpcError> {
+    let refused = || reply::invalid(format!("file {what} block length must be between 1 and {BLOCK}"));
+    if (1..=BLOCK).contains(&length) { usize::try_from(length).map_err(|_| refused()) } else { Err(refused()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_bounded_unique_and_free_again() {
+        let mut handles = Handles::default();
+        assert_eq!(handles.reserve(&"x".repeat(33)).unwrap_err().code, code::INVALID_PARAMS);
+        let first = handles.reserve("h").unwrap();
+        assert_eq!(handles.reserve("h").unwrap_err().message, "file handle `h` already exists");
+        first.opened(None);
+        handles.reserve("h").unwrap();
+        for nth in 1..BOUND {
+            handles.reserve(&nth.to_string()).unwrap();
+        }
+        assert_eq!(handles.reserve("more").unwrap_err().message, "at most 128 file handles may be open per connection");
+        handles.close("1");
+        handles.reserve("more").unwrap();
+        assert_eq!(handles.get("nope").unwrap_err().code, code::NOT_FOUND);
+    }
+
+    #[test]
+    fn lengths_of_blocks() {
+        for length in [0, BLOCK + 1, u64::MAX] {
+            assert_eq!(check_length("read", length).unwrap_err().message, "file read block length must be between 1 and 1048576");
+        }
+        assert_eq!(check_length("write", BLOCK).unwrap(), 1 << 20);
+    }
+}

@@ -1,0 +1,258 @@
+//! The pool: which worker carries out the requests of which session under which policy. Its task owns them all.
+
+use super::spawner::{Spawner, WorkerChild};
+use super::worker::{Worker, WorkerError};
+use crate::policies::Named;
+use portcullis_sandbox::policy::{Policy, PolicyHash};
+use std::collections::HashMap;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, MissedTickBehavior};
+
+/// Workers of one session, one a policy; the one that idled longest makes room.
+const PER_SESSION: usize = 8;
+/// Workers of all sessions.
+const TOTAL: usize = 64;
+/// Started children that wait for a policy: takes a process start off the first request's path.
+const SPARES: usize = 1;
+/// A worker that nobody asked for this long is ended; its next request starts another.
+const IDLE: Duration = Duration::from_secs(300);
+/// How often idle workers are looked for.
+const SWEEP: Duration = Duration::from_secs(30);
+/// Requests to the pool in line; each is one call of a connection, and those are bounded.
+const QUEUE: usize = 64;
+
+/// A handle to the pool. Clones share it.
+#[derive(Debug, Clone)]
+pub(crate) struct Pool {
+    orders: mpsc::Sender<Order>,
+}
+
+/// Whose worker, and under what.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Key {
+    session: Arc<str>,
+    policy: Option<PolicyHash>,
+}
+
+type WorkerReply = oneshot::Sender<Result<Worker, WorkerError>>;
+type WorkerTask = Pin<Box<dyn Future<Output = u64> + Send>>;
+
+#[derive(Debug)]
+enum Order {
+    Worker { key: Key, policy: Option<Named>, unlike: Option<u64>, reply: WorkerReply },
+    Forget { session: Arc<str> },
+    Stop,
+}
+
+impl Pool {
+    /// Starts the pool; the caller owns its task.
+    pub(crate) fn start(spawner: Spawner) -> (Self, impl Future<Output = ()>) {
+        let (orders, queue) = mpsc::channel(QUEUE);
+        let task = Task { spawner, entries: HashMap::new(), spares: Vec::new(), filling: false, work: JoinSet::new() };
+        (Self { orders }, task.run(queue))
+    }
+
+    /// The worker of a session under a policy, started if need be. `unlike` names a worker that proved of no use.
+    pub(crate) async fn worker(
+        &self,
+        session: &Arc<str>,
+        policy: Option<&Named>,
+        unlike: Option<u64>,
+    ) -> Result<Worker, WorkerError> {
+        let (reply, answer) = oneshot::channel();
+        let key = Key { session: Arc::clone(session), policy: policy.map(|named| named.hash) };
+        let order = Order::Worker { key, policy: policy.cloned(), unlike, reply };
+        let ended = || WorkerError::Start("the gateway is shutting down".to_owned());
+        self.orders.send(order).await.map_err(|_| ended())?;
+        answer.await.map_err(|_| ended())?
+    }
+
+    /// Ends the workers of a session.
+    pub(crate) async fn forget(&self, session: Arc<str>) {
+        let _pool_ended = self.orders.send(Order::Forget { session }).await;
+    }
+
+    /// Ends every worker and the task.
+    pub(crate) async fn stop(&self) {
+        let _pool_ended = self.orders.send(Order::Stop).await;
+    }
+}
+
+enum Entry {
+    Starting(Vec<WorkerReply>),
+    Ready(Worker),
+}
+
+enum Happened {
+    Spare(Option<WorkerChild>),
+    Confined(Key, Result<(Worker, WorkerTask), WorkerError>),
+    Ended(u64),
+}
+
+struct Task {
+    spawner: Spawner,
+    entries: HashMap<Key, Entry>,
+    spares: Vec<WorkerChild>,
+    filling: bool,
+    work: JoinSet<Happened>,
+}
+
+impl Task {
+    async fn run(mut self, mut orders: mpsc::Receiver<Order>) {
+        let mut sweep = tokio::time::interval_at(Instant::now() + SWEEP, SWEEP);
+        sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        self.fill();
+        loop {
+            tokio::select! {
+                order = orders.recv() => match order {
+                    Some(Order::Worker { key, policy, unlike, reply }) => self.find(key, policy, unlike, reply),
+                    Some(Order::Forget { session }) => self.forget(&session).await,
+                    Some(Order::Stop) | None => break,
+                },
+                Some(happened) = self.work.join_next() => {
+                    if let Ok(happened) = happened {
+                        self.happened(happened).await;
+                    }
+                }
+                _tick = sweep.tick() => self.sweep().await,
+            }
+        }
+        // The spawner ends what is left with itself; the tasks end with their sockets.
+        self.entries.clear();
+        self.work.shutdown().await;
+    }
+
+    fn find(&mut self, key: Key, policy: Option<Named>, unlike: Option<u64>, reply: WorkerReply) {
+        match self.entries.get_mut(&key) {
+            Some(Entry::Ready(worker)) if worker.is_alive() && unlike != Some(worker.id()) => {
+                let _caller_gone = reply.send(Ok(worker.clone()));
+                return;
+            }
+            Some(Entry::Starting(waiting)) => {
+                waiting.push(reply);
+                return;
+            }
+            // A worker of no use ends with its last handle, after what others asked of it.
+            Some(Entry::Ready(_)) | None => {}
+        }
+        self.entries.insert(key.clone(), Entry::Starting(vec![reply]));
+        let (spawner, spare) = (self.spawner.clone(), self.spare());
+        self.work.spawn(async move {
+            let confined = confined(spare, policy.as_ref().map(|named| &*named.policy), spawner).await;
+            Happened::Confined(key, confined.map(|(worker, task)| (worker, Box::pin(task) as WorkerTask)))
+        });
+        self.fill();
+    }
+
+    /// A spare that has not ended, as far as is known yet.
+    fn spare(&mut self) -> Option<WorkerChild> {
+        while let Some(mut spare) = self.spares.pop() {
+            if matches!(spare.ended.try_recv(), Err(oneshot::error::TryRecvError::Empty)) {
+                return Some(spare);
+            }
+        }
+        None
+    }
+
+    async fn happened(&mut self, happened: Happened) {
+        match happened {
+            Happened::Spare(child) => {
+                self.filling = false;
+                let failed = child.is_none();
+                self.spares.extend(child);
+                if !failed {
+                    self.fill();
+                }
+            }
+            Happened::Confined(key, Ok((worker, task))) => {
+                self.work.spawn(async move { Happened::Ended(task.await) });
+                let Some(Entry::Starting(waiting)) = self.entries.remove(&key) else {
+                    // The session ended meanwhile.
+                    return self.spawner.kill_worker(worker.id()).await;
+                };
+                for reply in waiting {
+                    let _caller_gone = reply.send(Ok(worker.clone()));
+                }
+                self.entries.insert(key.clone(), Entry::Ready(worker));
+                self.make_room(&key);
+            }
+            Happened::Confined(key, Err(error)) => {
+                if let Some(Entry::Starting(waiting)) = self.entries.remove(&key) {
+                    for reply in waiting {
+                        let _caller_gone = reply.send(Err(error.clone()));
+                    }
+                }
+            }
+            Happened::Ended(id) => self.entries.retain(|_, entry| !matches!(entry, Entry::Ready(worker) if worker.id() == id)),
+        }
+    }
+
+    /// Starts spares in the background, one after the other.
+    fn fill(&mut self) {
+        if self.filling || self.spares.len() >= SPARES {
+            return;
+        }
+        self.filling = true;
+        let spawner = self.spawner.clone();
+        self.work.spawn(async move { Happened::Spare(spawner.worker().await.ok()) });
+    }
+
+    async fn forget(&mut self, session: &str) {
+        let (gone, kept): (HashMap<_, _>, HashMap<_, _>) = self.entries.drain().partition(|(key, _)| &*key.session == session);
+        self.entries = kept;
+        for entry in gone.into_values() {
+            if let Entry::Ready(worker) = entry {
+                self.spawner.kill_worker(worker.id()).await;
+            }
+        }
+    }
+
+    async fn sweep(&mut self) {
+        let idle: Vec<Key> = self.idle(|_| true).filter(|(_, idle)| *idle > IDLE).map(|(key, _)| key.clone()).collect();
+        for key in idle {
+            self.entries.remove(&key);
+        }
+    }
+
+    /// Lets go of the workers that idled longest until the bounds hold. A worker whose reply is awaited stays, so the bounds
+    /// can be overrun by what is busy, which the calls in flight bound.
+    fn make_room(&mut self, newest: &Key) {
+        for (bound, of_session) in [(PER_SESSION, true), (TOTAL, false)] {
+            let counts = |key: &Key| !of_session || key.session == newest.session;
+            while self.entries.keys().filter(|key| counts(key)).count() > bound {
+                let longest =
+                    self.idle(counts).filter(|(key, idle)| *key != newest && !idle.is_zero()).max_by_key(|(_, idle)| *idle);
+                let Some(key) = longest.map(|(key, _)| key.clone()) else { break };
+                self.entries.remove(&key);
+            }
+        }
+    }
+
+    fn idle(&self, counts: impl Fn(&Key) -> bool) -> impl Iterator<Item = (&Key, Duration)> {
+        self.entries.iter().filter(move |(key, _)| counts(key)).filter_map(|(key, entry)| match entry {
+            Entry::Ready(worker) => Some((key, worker.idle())),
+            Entry::Starting(_) => None,
+        })
+    }
+}
+
+/// Confines a spare, or a child started for it. A spare may have ended a moment ago, which is nobody's fault but shows only
+/// here, before anything was asked of it: then a new child takes its place.
+async fn confined(
+    spare: Option<WorkerChild>,
+    policy: Option<&Policy>,
+    spawner: Spawner,
+) -> Result<(Worker, impl Future<Output = u64> + use<>), WorkerError> {
+    if let Some(spare) = spare {
+        match Worker::confine(spare, policy, spawner.clone()).await {
+            Err(WorkerError::Start(reason)) => tracing::warn!("a spare worker was of no use: {reason}"),
+            confined => return confined,
+        }
+    }
+    let child = spawner.worker().await?;
+    Worker::confine(child, policy, spawner).await
+}

@@ -1,0 +1,274 @@
+//! The spawner helper seen from the gateway: parent of everything that is started.
+//!
+//! One task talks to it. Whoever holds the `exit` of a [`Child`] owns the process: when that is dropped before the process
+//! ended, the task kills it, so that a caller that goes away at any moment leaks nothing. When the helper dies, it and the
+//! kernel end its children, everything that waits here fails as lost, and each `exit` is an error.
+
+#[cfg(test)]
+pub(crate) mod fake;
+mod task;
+
+use self::task::{Ask, Task};
+use super::socket::{FrameReceiver, FrameSender, pair_up, watch_fd};
+use portcullis_protocol::helper::{
+    BUILD, Command, Enforced, ExitStatus, HIDDEN_FLAG, Role, SpawnerEvent, SpawnerRequest, StepFailed, decode, encode,
+};
+use portcullis_protocol::path::Bytes;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream as StdStream;
+use std::path::Path;
+use std::process::Child as HelperChild;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use tokio::io::Interest;
+use tokio::net::UnixStream;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+/// How long the helper may take to say that it is ready, and to end after its socket closed or after it was killed.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Requests in line; each holds up to three descriptors.
+const QUEUE: usize = 64;
+
+/// SIGKILL, by its number on every Linux.
+pub(crate) const KILL: i32 = 9;
+
+/// A handle to the spawner. Clones share it; it ends after the last was dropped.
+#[derive(Debug, Clone)]
+pub(crate) struct Spawner {
+    asks: mpsc::Sender<Ask>,
+    ids: Arc<AtomicU64>,
+}
+
+/// The task behind the handles, for the one who started it.
+#[derive(Debug)]
+pub(crate) struct SpawnerTask {
+    tasks: JoinSet<()>,
+    stop: oneshot::Sender<Never>,
+}
+
+/// Nothing is ever said on a channel of these; it is there to be closed.
+#[derive(Debug)]
+pub(crate) enum Never {}
+
+impl SpawnerTask {
+    /// Ends the helper, and everything that it started, and waits until it is reaped.
+    pub(crate) async fn stop(mut self) {
+        drop(self.stop);
+        while self.tasks.join_next().await.is_some() {}
+    }
+}
+
+/// A worker that was asked for.
+#[derive(Debug)]
+pub(crate) struct WorkerChild {
+    /// Names it to [`Spawner::kill_worker`].
+    pub(crate) id: u64,
+    /// Its standard input and output.
+    pub(crate) requests: UnixStream,
+    /// Its control socket.
+    pub(crate) control: UnixStream,
+    /// How it ended: none if it never ran. An error if the spawner died.
+    pub(crate) ended: oneshot::Receiver<Option<ExitStatus>>,
+}
+
+/// A process to start.
+#[derive(Debug)]
+pub(crate) struct Launch {
+    /// A policy of the sandbox crate, encoded; none starts it unconfined.
+    pub(crate) policy: Option<Bytes>,
+    /// The operator accepts what the policy asks and this version cannot enforce on a process.
+    pub(crate) allow_unprotected: bool,
+    /// What is executed.
+    pub(crate) command: Command,
+    /// The child's ends.
+    pub(crate) stdio: Stdio,
+}
+
+/// Descriptors 0 to 2 of a process.
+#[derive(Debug)]
+pub(crate) enum Stdio {
+    /// One each.
+    Pipes { stdin: OwnedFd, stdout: OwnedFd, stderr: OwnedFd },
+    /// One terminal for all three, which shall control the process.
+    Terminal(OwnedFd),
+}
+
+impl Stdio {
+    /// In the order of the frame.
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        match self {
+            Self::Pipes { stdin, stdout, stderr } => vec![stdin.as_fd(), stdout.as_fd(), stderr.as_fd()],
+            Self::Terminal(terminal) => vec![terminal.as_fd()],
+        }
+    }
+}
+
+/// A process that runs.
+#[derive(Debug)]
+pub(crate) struct Child {
+    /// Names it to [`Spawner::signal`].
+    pub(crate) id: u64,
+    /// Its process id on this machine.
+    pub(crate) pid: i32,
+    /// What the kernel enforces on it.
+    pub(crate) enforced: Enforced,
+    /// How it ended; an error if the spawner died. Dropping it kills the process.
+    pub(crate) exit: oneshot::Receiver<ExitStatus>,
+}
+
+/// Why the spawner cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SpawnerError {
+    /// The executable does not start.
+    #[error("start the spawner `{0}`: {1}")]
+    Start(String, io::Error),
+    /// It started and did not say that it is ready.
+    #[error("start the spawner: {0}")]
+    Handshake(String),
+    /// A socket for a worker could not be made.
+    #[error("make the sockets of a worker: {0}")]
+    Socket(#[from] io::Error),
+    /// It has ended.
+    #[error("the spawner has ended")]
+    Ended,
+}
+
+/// Why a process does not run.
+#[derive(Debug, Clone, thiserror::Error)]
+pub(crate) enum LaunchError {
+    /// Nothing runs.
+    #[error("{0}")]
+    Failed(StepFailed),
+    /// The spawner died; whatever ran was killed with it.
+    #[error("lost: {0}")]
+    Lost(String),
+}
+
+impl Spawner {
+    /// Starts the helper from an executable whose `main` dispatches hidden roles first.
+    pub(crate) async fn start(executable: &Path) -> Result<(Self, SpawnerTask), SpawnerError> {
+        let failed = |error| SpawnerError::Start(executable.display().to_string(), error);
+        let (ours, theirs) = StdStream::pair().map_err(failed)?;
+        ours.set_nonblocking(true).map_err(failed)?;
+        let ours = UnixStream::from_std(ours).map_err(failed)?;
+        let mut child = spawn(executable, theirs).map_err(failed)?;
+        let (mut sender, mut receiver) = pair_up(ours);
+        let ready = timeout(PATIENCE, greet(&mut sender, &mut receiver)).await;
+        let ready = ready.unwrap_or_else(|_| Err(format!("not ready within {} s", PATIENCE.as_secs())));
+        if let Err(reason) = ready {
+            drop((sender, receiver));
+            let _already_ended = child.kill();
+            let ended = reap(child).await;
+            return Err(SpawnerError::Handshake(format!("{reason} ({ended})")));
+        }
+        let (stop, stopped) = oneshot::channel();
+        let (spawner, task) = Self::over(sender, receiver, stopped);
+        let mut tasks = JoinSet::new();
+        tasks.spawn(async move {
+            let end = task.run().await;
+            let status = reap(child).await;
+            match end {
+                Ok(()) => tracing::debug!(status, "the spawner has ended"),
+                Err(reason) => tracing::error!(reason, status, "the spawner is lost: nothing can be started any more"),
+            }
+        });
+        Ok((spawner, SpawnerTask { tasks, stop }))
+    }
+
+    fn over(sender: FrameSender, receiver: FrameReceiver, stopped: oneshot::Receiver<Never>) -> (Self, Task) {
+        let (asks, queue) = mpsc::channel(QUEUE);
+        (Self { asks, ids: Arc::default() }, Task::new(sender, receiver, queue, stopped))
+    }
+
+    /// Asks for a worker. It ends when its sockets are dropped.
+    pub(crate) async fn worker(&self) -> Result<WorkerChild, SpawnerError> {
+        let id = self.id();
+        let (requests, stdio) = StdStream::pair()?;
+        let (control, their_control) = StdStream::pair()?;
+        requests.set_nonblocking(true)?;
+        control.set_nonblocking(true)?;
+        let (ended, receiver) = oneshot::channel();
+        self.ask(Ask::Worker { id, descriptors: [stdio.into(), their_control.into()], ended }).await?;
+        let (requests, control) = (UnixStream::from_std(requests)?, UnixStream::from_std(control)?);
+        Ok(WorkerChild { id, requests, control, ended: receiver })
+    }
+
+    /// Starts a process and waits until it runs. Dropping the future kills what may have been started.
+    pub(crate) async fn process(&self, launch: Launch) -> Result<Child, LaunchError> {
+        let lost = |_| LaunchError::Lost(SpawnerError::Ended.to_string());
+        let (reply, answer) = oneshot::channel();
+        let ask = Ask::Process { id: self.id(), launch: Box::new(launch), reply };
+        self.ask(ask).await.map_err(lost)?;
+        answer.await.unwrap_or_else(|_| Err(lost(SpawnerError::Ended)))
+    }
+
+    /// Sends a signal to the process group of a process; nothing happens if it has ended.
+    pub(crate) async fn signal(&self, id: u64, signal: i32) -> Result<(), SpawnerError> {
+        self.ask(Ask::Request(SpawnerRequest::Signal { id, signal })).await
+    }
+
+    /// Ends a worker; nothing happens if it has ended.
+    pub(crate) async fn kill_worker(&self, id: u64) {
+        // With the spawner its workers end too.
+        let _spawner_ended = self.ask(Ask::Request(SpawnerRequest::KillWorker { id })).await;
+    }
+
+    async fn ask(&self, ask: Ask) -> Result<(), SpawnerError> {
+        self.asks.send(ask).await.map_err(|_| SpawnerError::Ended)
+    }
+
+    fn id(&self) -> u64 {
+        self.ids.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+/// Starts the executable in its hidden role with the socket as standard input and output. The standard library uses
+/// `posix_spawn` for this, so nothing of ours runs between fork and exec.
+fn spawn(executable: &Path, socket: StdStream) -> io::Result<HelperChild> {
+    let stdin = OwnedFd::from(socket);
+    let stdout = stdin.try_clone()?;
+    #[expect(clippy::disallowed_methods, reason = "the one place that starts a process: our own executable, never a client's")]
+    std::process::Command::new(executable)
+        .args([HIDDEN_FLAG, Role::Spawner.name(), BUILD])
+        .env_clear()
+        .stdin(stdin)
+        .stdout(stdout)
+        .spawn()
+}
+
+/// Hello, and Ready.
+async fn greet(sender: &mut FrameSender, receiver: &mut FrameReceiver) -> Result<(), String> {
+    let hello = encode(&SpawnerRequest::Hello { build: BUILD.to_owned() }, &[], 0).map_err(|error| error.to_string())?;
+    sender.send(&hello, &[]).await.map_err(|error| error.to_string())?;
+    let (frame, _none) = receiver.recv().await.map_err(|error| error.to_string())?.ok_or("it ended at once")?;
+    match decode(&frame.body).map_err(|error| error.to_string())? {
+        SpawnerEvent::Ready => Ok(()),
+        SpawnerEvent::WrongBuild { build } => Err(format!("its build is {build}, ours is {BUILD}: both must be one executable")),
+        other => Err(format!("its first word was {other:?}")),
+    }
+}
+
+/// Waits for the helper's end, for a while; then kills it by its process id, which is its own until it is reaped.
+async fn reap(mut child: HelperChild) -> String {
+    for _attempt in 0..2 {
+        if timeout(PATIENCE, ended(&child)).await.is_ok()
+            && let Ok(Some(status)) = child.try_wait()
+        {
+            return status.to_string();
+        }
+        let _already_ended = child.kill();
+    }
+    "it cannot be killed".to_owned()
+}
+
+async fn ended(child: &HelperChild) -> io::Result<()> {
+    let pidfd = pidfd_open(Pid::from_child(child), PidfdFlags::empty())?;
+    let _readable = watch_fd(pidfd, Interest::READABLE)?.readable().await?;
+    Ok(())
+}

@@ -1,0 +1,355 @@
+//! The task that talks to the spawner helper.
+
+use super::{Child, KILL, Launch, LaunchError, Never, Stdio};
+use crate::helper::socket::{FrameReceiver, FrameSender, SocketError};
+use futures_util::StreamExt;
+use futures_util::future::BoxFuture;
+use futures_util::stream::FuturesUnordered;
+use portcullis_protocol::helper::{
+    ExitStatus, Frame, FrameError, HEADER, SpawnerEvent, SpawnerRequest, Step, StepFailed, decode, encode,
+};
+use portcullis_protocol::path::Bytes;
+use rustix::io::Errno;
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use tokio::sync::{mpsc, oneshot};
+
+/// What the handles ask for.
+#[derive(Debug)]
+pub(super) enum Ask {
+    Worker { id: u64, descriptors: [OwnedFd; 2], ended: oneshot::Sender<Option<ExitStatus>> },
+    Process { id: u64, launch: Box<Launch>, reply: StartReply },
+    Request(SpawnerRequest),
+}
+
+pub(super) type StartReply = oneshot::Sender<Result<Child, LaunchError>>;
+
+/// Owns the helper's socket and everything that waits for the helper. The bounds of what waits are those of the sessions on
+/// their processes and of the pool on its workers.
+pub(super) struct Task {
+    sender: FrameSender,
+    receiver: FrameReceiver,
+    asks: mpsc::Receiver<Ask>,
+    stopped: oneshot::Receiver<Never>,
+    starting: HashMap<u64, StartReply>,
+    running: HashMap<u64, oneshot::Sender<ExitStatus>>,
+    workers: HashMap<u64, oneshot::Sender<Option<ExitStatus>>>,
+    /// One a running process: ends when the process does, or names it when its owner went away.
+    leashes: FuturesUnordered<BoxFuture<'static, Option<u64>>>,
+}
+
+impl Task {
+    pub(super) fn new(
+        sender: FrameSender,
+        receiver: FrameReceiver,
+        asks: mpsc::Receiver<Ask>,
+        stopped: oneshot::Receiver<Never>,
+    ) -> Self {
+        let (starting, running, workers) = Default::default();
+        Self { sender, receiver, asks, stopped, starting, running, workers, leashes: FuturesUnordered::new() }
+    }
+
+    /// Ends when every handle was dropped or it was stopped; an error if the helper died.
+    pub(super) async fn run(mut self) -> Result<(), String> {
+        let end = self.exchange().await;
+        self.asks.close();
+        let reason = end.as_ref().err().map_or("it was stopped", String::as_str);
+        for (_id, reply) in self.starting.drain() {
+            let _caller_gone = reply.send(Err(LaunchError::Lost(format!("the spawner has ended: {reason}"))));
+        }
+        end
+    }
+
+    async fn exchange(&mut self) -> Result<(), String> {
+        loop {
+            tokio::select! {
+                ask = self.asks.recv() => match ask {
+                    Some(ask) => self.forward(ask).await?,
+                    None => return Ok(()),
+                },
+                _stopped = &mut self.stopped => return Ok(()),
+                frame = self.receiver.recv() => self.event(frame).await?,
+                Some(abandoned) = self.leashes.next() => if let Some(id) = abandoned {
+                    self.send(&SpawnerRequest::Signal { id, signal: KILL }, &[]).await.map_err(|error| error.to_string())?;
+                },
+            }
+        }
+    }
+
+    /// Sends what was asked for. The helper reads at all times, so this waits for nobody else. Errors end the task.
+    async fn forward(&mut self, ask: Ask) -> Result<(), String> {
+        let sent = match ask {
+            Ask::Request(request) => self.send(&request, &[]).await,
+            Ask::Worker { id, descriptors: [stdio, control], ended } => {
+                let sent = self.send(&SpawnerRequest::Worker { id }, &[stdio.as_fd(), control.as_fd()]).await;
+                if sent.is_ok() {
+                    self.workers.insert(id, ended);
+                }
+                sent
+            }
+            // Nobody waits for it any more.
+            Ask::Process { reply, .. } if reply.is_closed() => return Ok(()),
+            Ask::Process { id, launch, reply } => match self.launch(id, &launch).await {
+                Ok(()) => {
+                    self.starting.insert(id, reply);
+                    return Ok(());
+                }
+                Err(SendError::Broken(error)) => {
+                    let _caller_gone = reply.send(Err(LaunchError::Lost(error.clone())));
+                    return Err(error);
+                }
+                Err(SendError::Untouched(failed)) => {
+                    let _caller_gone = reply.send(Err(LaunchError::Failed(failed)));
+                    return Ok(());
+                }
+            },
+        };
+        match sent {
+            // Its sockets close with it, which is how its owner learns of it.
+            Ok(()) | Err(SendError::Untouched(_)) => Ok(()),
+            Err(SendError::Broken(error)) => Err(error),
+        }
+    }
+
+    async fn launch(&mut self, id: u64, launch: &Launch) -> Result<(), SendError> {
+        let frame = encode(&launch.command, &[], 0).map_err(too_large)?;
+        let tty = matches!(launch.stdio, Stdio::Terminal(_));
+        let command = Bytes(frame[HEADER..].to_vec());
+        let (policy, allow_unprotected) = (launch.policy.clone(), launch.allow_unprotected);
+        let request = SpawnerRequest::Start { id, tty, policy, allow_unprotected, command };
+        self.send(&request, &launch.stdio.descriptors()).await
+    }
+
+    async fn send(&mut self, request: &SpawnerRequest, descriptors: &[BorrowedFd<'_>]) -> Result<(), SendError> {
+        let frame = encode(request, &[], descriptors.len()).map_err(too_large)?;
+        self.sender.send(&frame, descriptors).await.map_err(|error| {
+            if FrameSender::is_untouched(&error) {
+                let errno = error.raw_os_error().unwrap_or_default();
+                let attempt = "hand descriptors to the spawner".to_owned();
+                SendError::Untouched(StepFailed { step: Step::Machine, attempt, errno })
+            } else {
+                SendError::Broken(format!("send to the spawner: {error}"))
+            }
+        })
+    }
+
+    /// Takes in what the helper said. Errors end the task.
+    async fn event(&mut self, frame: Result<Option<(Frame, Vec<OwnedFd>)>, SocketError>) -> Result<(), String> {
+        let (frame, _none) = frame.map_err(|error| error.to_string())?.ok_or("the spawner died")?;
+        match decode(&frame.body).map_err(|error| format!("the spawner talks nonsense: {error}"))? {
+            SpawnerEvent::Ready | SpawnerEvent::WrongBuild { .. } => return Err("the spawner greeted twice".to_owned()),
+            SpawnerEvent::Started { id, pid, enforced } => {
+                let (exit, receiver) = oneshot::channel();
+                let (ended, status) = oneshot::channel();
+                self.running.insert(id, ended);
+                self.leashes.push(Box::pin(leash(id, status, exit)));
+                let child = Child { id, pid, enforced, exit: receiver };
+                // If the caller has gone, the child is dropped here and its leash kills it.
+                let _unwanted = self.starting.remove(&id).map(|reply| reply.send(Ok(child)));
+            }
+            SpawnerEvent::StartFailed { id, failure } => {
+                let _caller_gone = self.starting.remove(&id).map(|reply| reply.send(Err(LaunchError::Failed(failure))));
+            }
+            SpawnerEvent::Exited { id, status } => {
+                let _owner_gone = self.running.remove(&id).map(|ended| ended.send(status));
+            }
+            SpawnerEvent::WorkerEnded { id, status } => {
+                if !matches!(status, Some(ExitStatus::Code(0) | ExitStatus::Signal(KILL))) {
+                    tracing::warn!(worker = id, ?status, "a worker died");
+                }
+                let _owner_gone = self.workers.remove(&id).map(|ended| ended.send(status));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Passes the status on, or names the process if its owner went away first.
+async fn leash(id: u64, status: oneshot::Receiver<ExitStatus>, mut exit: oneshot::Sender<ExitStatus>) -> Option<u64> {
+    tokio::select! {
+        biased;
+        status = status => {
+            let _owner_gone = status.map(|status| exit.send(status));
+            None
+        }
+        () = exit.closed() => Some(id),
+    }
+}
+
+enum SendError {
+    /// Nothing of it was sent.
+    Untouched(StepFailed),
+    /// The socket is of no use any more.
+    Broken(String),
+}
+
+impl std::fmt::Display for SendError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Untouched(failed) => failed.fmt(f),
+            Self::Broken(error) => error.fmt(f),
+        }
+    }
+}
+
+/// A command line that no frame holds is one that no `execve` takes.
+fn too_large(error: FrameError) -> SendError {
+    let attempt = format!("send the command to the spawner ({error})");
+    SendError::Untouched(StepFailed { step: Step::Execute, attempt, errno: Errno::TOOBIG.raw_os_error() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Spawner, fake};
+    use super::*;
+    use portcullis_protocol::helper::{Command, Enforced};
+    use portcullis_protocol::path::AbsolutePath;
+    use rustix::pipe::{PipeFlags, pipe_with};
+    use tokio::io::AsyncReadExt;
+    use tokio::task::JoinSet;
+
+    fn launch() -> Launch {
+        let pipe = || pipe_with(PipeFlags::CLOEXEC).unwrap();
+        let ((stdin, _), (_, stdout), (_, stderr)) = (pipe(), pipe(), pipe());
+        let command =
+            Command { argv: vec![Bytes(b"true".to_vec())], arg0: None, env: Vec::new(), cwd: AbsolutePath::new("/").unwrap() };
+        Launch { policy: None, allow_unprotected: false, command, stdio: Stdio::Pipes { stdin, stdout, stderr } }
+    }
+
+    async fn start_id(receiver: &mut FrameReceiver) -> u64 {
+        match fake::hear(receiver).await {
+            Some((SpawnerRequest::Start { id, .. }, descriptors)) if descriptors.len() == 3 => id,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn started(id: u64) -> SpawnerEvent {
+        SpawnerEvent::Started { id, pid: 1, enforced: Enforced::default() }
+    }
+
+    async fn started_child(spawner: &Spawner, sender: &mut FrameSender, receiver: &mut FrameReceiver) -> Child {
+        let starting = tokio::spawn({
+            let spawner = spawner.clone();
+            async move { spawner.process(launch()).await.unwrap() }
+        });
+        let id = start_id(receiver).await;
+        fake::say(sender, &started(id)).await;
+        starting.await.unwrap()
+    }
+
+    #[track_caller]
+    fn is_kill(heard: Option<(SpawnerRequest, Vec<OwnedFd>)>, expected: u64) {
+        assert!(matches!(heard, Some((SpawnerRequest::Signal { id, signal: KILL }, _)) if id == expected), "{heard:?}");
+    }
+
+    #[tokio::test]
+    async fn a_process_starts_and_its_exit_is_passed_on() {
+        let mut tasks = JoinSet::new();
+        let (spawner, mut sender, mut receiver) = fake::scripted(&mut tasks);
+        let child = started_child(&spawner, &mut sender, &mut receiver).await;
+        fake::say(&mut sender, &SpawnerEvent::Exited { id: child.id, status: ExitStatus::Code(3) }).await;
+        assert_eq!(child.exit.await, Ok(ExitStatus::Code(3)));
+        // Its leash is gone with it: the next word is about the next process.
+        let child = started_child(&spawner, &mut sender, &mut receiver).await;
+        drop(child);
+    }
+
+    #[tokio::test]
+    async fn a_caller_that_goes_away_before_the_answer_leaks_nothing() {
+        let mut tasks = JoinSet::new();
+        let (spawner, mut sender, mut receiver) = fake::scripted(&mut tasks);
+        let starting = tokio::spawn({
+            let spawner = spawner.clone();
+            async move { spawner.process(launch()).await }
+        });
+        let id = start_id(&mut receiver).await;
+        starting.abort();
+        assert!(starting.await.unwrap_err().is_cancelled());
+        fake::say(&mut sender, &started(id)).await;
+        is_kill(fake::hear(&mut receiver).await, id);
+    }
+
+    #[tokio::test]
+    async fn an_owner_that_drops_the_exit_kills_the_process() {
+        let mut tasks = JoinSet::new();
+        let (spawner, mut sender, mut receiver) = fake::scripted(&mut tasks);
+        let child = started_child(&spawner, &mut sender, &mut receiver).await;
+        let id = child.id;
+        drop(child);
+        is_kill(fake::hear(&mut receiver).await, id);
+    }
+
+    #[tokio::test]
+    async fn when_the_helper_dies_everything_is_lost() {
+        let mut tasks = JoinSet::new();
+        let (spawner, mut sender, mut receiver) = fake::scripted(&mut tasks);
+        let child = started_child(&spawner, &mut sender, &mut receiver).await;
+        let worker = spawner.worker().await.unwrap();
+        fake::hear(&mut receiver).await.unwrap();
+        let starting = tokio::spawn({
+            let spawner = spawner.clone();
+            async move { spawner.process(launch()).await }
+        });
+        start_id(&mut receiver).await;
+        drop((sender, receiver));
+        assert!(matches!(starting.await.unwrap(), Err(LaunchError::Lost(_))));
+        assert!(child.exit.await.is_err());
+        assert!(worker.ended.await.is_err());
+        tasks.join_next().await.unwrap().unwrap();
+        assert!(matches!(spawner.process(launch()).await, Err(LaunchError::Lost(_))));
+        assert!(spawner.signal(1, KILL).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn a_failed_start_is_told_and_a_worker_gets_its_sockets() {
+        let mut tasks = JoinSet::new();
+        let (spawner, mut sender, mut receiver) = fake::scripted(&mut tasks);
+        let starting = tokio::spawn({
+            let spawner = spawner.clone();
+            async move { spawner.process(launch()).await }
+        });
+        let id = start_id(&mut receiver).await;
+        let failure = StepFailed { step: Step::Execute, attempt: "start `x`".to_owned(), errno: 2 };
+        fake::say(&mut sender, &SpawnerEvent::StartFailed { id, failure: failure.clone() }).await;
+        assert!(matches!(starting.await.unwrap(), Err(LaunchError::Failed(failed)) if failed == failure));
+        let worker = spawner.worker().await.unwrap();
+        let Some((SpawnerRequest::Worker { id }, descriptors)) = fake::hear(&mut receiver).await else { panic!() };
+        assert_eq!((id, descriptors.len()), (worker.id, 2));
+        rustix::io::write(&descriptors[0], b"r").unwrap();
+        rustix::io::write(&descriptors[1], b"c").unwrap();
+        drop(descriptors);
+        for (mut socket, expected) in [(worker.requests, "r"), (worker.control, "c")] {
+            let mut said = String::new();
+            socket.read_to_string(&mut said).await.unwrap();
+            assert_eq!(said, expected);
+        }
+        spawner.kill_worker(id).await;
+        assert!(matches!(fake::hear(&mut receiver).await, Some((SpawnerRequest::KillWorker { id: of }, _)) if of == id));
+        let status = Some(ExitStatus::Signal(KILL));
+        fake::say(&mut sender, &SpawnerEvent::WorkerEnded { id, status }).await;
+        assert_eq!(worker.ended.await, Ok(status));
+    }
+
+    #[tokio::test]
+    async fn a_command_that_no_frame_holds_fails_alone() {
+        let mut tasks = JoinSet::new();
+        let (spawner, mut sender, mut receiver) = fake::scripted(&mut tasks);
+        let mut huge = launch();
+        huge.command.argv.push(Bytes(vec![b'x'; 17 << 20]));
+        let Err(LaunchError::Failed(failed)) = spawner.process(huge).await else { panic!() };
+        assert_eq!(failed.errno, Errno::TOOBIG.raw_os_error());
+        started_child(&spawner, &mut sender, &mut receiver).await;
+    }
+
+    #[tokio::test]
+    async fn the_socket_closes_after_the_last_handle() {
+        let mut tasks = JoinSet::new();
+        let (spawner, sender, mut receiver) = fake::scripted(&mut tasks);
+        let other = spawner.clone();
+        drop(spawner);
+        drop(other);
+        assert!(fake::hear(&mut receiver).await.is_none());
+        drop(sender);
+        tasks.join_next().await.unwrap().unwrap();
+    }
+}

@@ -1,0 +1,31 @@
+//! The server: connections, sessions, processes and workers.
+//!
+//! # How it works
+//! A [`Link`] carries messages of one client; its connection task decodes them and routes each call. Files go to a worker, a
+//! confined child that the pool keeps warm; processes belong to a session task and are started by the spawner, a
+//! single-threaded child that is everyone's parent. Each piece of state has one owner, reached by messages; the table of
+//! sessions is the only lock. The gateway itself opens no path that a client named.
+#![forbid(unsafe_code)]
+
+mod blocking;
+mod config;
+mod connection;
+mod core;
+mod environment;
+mod fs_call;
+mod handles;
+mod handshake;
+mod helper;
+mod link;
+mod listen;
+mod policies;
+mod process;
+mod registry;
+mod reply;
+mod session;
+mod stdio;
+
+pub use crate::config::{Config, ExecServerRuntimePaths};
+pub use crate::core::{Gateway, StartError};
+pub use crate::link::{Incoming, Link, LinkEnd, Outgoing};
+pub use crate::listen::{DEFAULT_LISTEN_URL, ExecServerListenUrlParseError, ListenError, ListenUrl, run_main, serve};

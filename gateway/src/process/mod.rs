@@ -1,0 +1,6 @@
+//! From the parameters of a start to a running child, and from its pipes to events.
+
+pub(crate) mod env;
+pub(crate) mod launch;
+pub(crate) mod pty;
+pub(crate) mod pump;

@@ -1,0 +1,327 @@
+//! One task a process: from its pipes to events, from orders to signals and input.
+//!
+//! The pump alone feeds the session about its process, so events are in their order by construction: output as it was read,
+//! then the exit, then maybe output of others who hold the pipes, then the close. It reads no more than the session gave
+//! credit for; without credit the pipe fills up and the child waits, so nothing is lost.
+
+use super::launch::Ends;
+use crate::helper::socket::watch_fd;
+use crate::helper::spawner::{Child, KILL, Spawner};
+use portcullis_protocol::event::Stream;
+use portcullis_protocol::helper::ExitStatus;
+use rustix::io::Errno;
+use std::future::poll_fn;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::task::{Context, Poll};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::{mpsc, oneshot, watch};
+
+/// Bytes of one event at most; clients of this wire count on it.
+const CHUNK: usize = 8192;
+
+/// Chunks of input that wait for the child. Clients of this wire count on it.
+pub(crate) const INPUT_QUEUE: usize = 128;
+
+/// Credit that every process gets once, when it ends: what its full pipes hold comes out even if the session gives none, so
+/// that the end of a process never waits for a reader.
+const RESERVE: u64 = 1 << 20;
+
+/// SIGINT, by its number on every Linux.
+const INTERRUPT: i32 = 2;
+
+/// What a pump says to its session.
+#[derive(Debug)]
+pub(crate) enum Feed {
+    /// The process wrote.
+    Output { stream: Stream, chunk: Vec<u8> },
+    /// It ended. `lost` says why its status is not known.
+    Exited { code: i32, lost: Option<String> },
+    /// It ended and its streams did; the pump's last word.
+    Closed,
+    /// So many bytes of one chunk of input were written, which makes room in the queue.
+    Taken { bytes: usize },
+    /// The process closed its input; what is still queued goes nowhere.
+    InputClosed,
+}
+
+/// What a session wants of a pump: a state, not messages, so that giving an order never waits and none is lost.
+#[derive(Debug, Clone, Copy, Default)]
+struct Orders {
+    granted: u64,
+    interrupts: u64,
+    kill: bool,
+}
+
+/// The session's end of a pump.
+#[derive(Debug)]
+pub(crate) struct Controls {
+    orders: watch::Sender<Orders>,
+    input: mpsc::Sender<Vec<u8>>,
+}
+
+impl Controls {
+    /// The pump may have read so many bytes since its start.
+    pub(crate) fn grant(&self, total: u64) {
+        self.orders.send_modify(|orders| orders.granted = total);
+    }
+
+    /// SIGINT to the process group.
+    pub(crate) fn interrupt(&self) {
+        self.orders.send_modify(|orders| orders.interrupts += 1);
+    }
+
+    /// SIGKILL to the process group.
+    pub(crate) fn kill(&self) {
+        self.orders.send_modify(|orders| orders.kill = true);
+    }
+
+    /// Queues a chunk of input, of which at most [`INPUT_QUEUE`] may be there: each is there until its [`Feed::Taken`].
+    pub(crate) fn write(&self, chunk: Vec<u8>) {
+        // The queue is as long as the bound that its sender keeps, so it can only be closed, and then nobody wants the bytes.
+        let _input_closed = self.input.try_send(chunk);
+    }
+}
+
+/// The task of one process. Dropping it kills the process.
+#[derive(Debug)]
+pub(crate) struct Pump {
+    key: u64,
+    child: u64,
+    spawner: Spawner,
+    /// Those that have not ended.
+    sources: Vec<Source>,
+    sink: Option<AsyncFd<OwnedFd>>,
+    exit: oneshot::Receiver<ExitStatus>,
+    orders: watch::Receiver<Orders>,
+    input: mpsc::Receiver<Vec<u8>>,
+    /// The chunk that is being written, and how much of it was.
+    writing: Option<(Vec<u8>, usize)>,
+    feeds: mpsc::Sender<(u64, Feed)>,
+    buffer: Box<[u8]>,
+    read: u64,
+    interrupted: u64,
+    has_killed: bool,
+    has_exited: bool,
+}
+
+#[derive(Debug)]
+struct Source {
+    stream: Stream,
+    fd: AsyncFd<OwnedFd>,
+}
+
+/// The session does not listen any more.
+#[derive(Debug)]
+struct SessionGone;
+
+impl Pump {
+    /// A pump for a child that runs; `key` names it in what it feeds.
+    pub(crate) fn new(
+        key: u64,
+        child: Child,
+        ends: Ends,
+        spawner: Spawner,
+        feeds: mpsc::Sender<(u64, Feed)>,
+    ) -> io::Result<(Self, Controls)> {
+        let mut sources = Vec::new();
+        for (stream, fd) in ends.sources {
+            sources.push(Source { stream, fd: watch_fd(fd, Interest::READABLE)? });
+        }
+        let sink = ends.sink.map(|fd| watch_fd(fd, Interest::WRITABLE)).transpose()?;
+        let (orders, ordered) = watch::channel(Orders::default());
+        let (input, queue) = mpsc::channel(INPUT_QUEUE);
+        let pump = Self {
+            key,
+            child: child.id,
+            spawner,
+            sources,
+            sink,
+            exit: child.exit,
+            orders: ordered,
+            input: queue,
+            writing: None,
+            feeds,
+            buffer: vec![0; CHUNK].into_boxed_slice(),
+            read: 0,
+            interrupted: 0,
+            has_killed: false,
+            has_exited: false,
+        };
+        Ok((pump, Controls { orders, input }))
+    }
+
+    /// Ends after the close, or when the session is gone; answers its key.
+    pub(crate) async fn run(mut self) -> u64 {
+        // Whoever drops the session's end wants the process ended, and dropping `exit` with this does that.
+        let _session_gone = self.follow().await;
+        self.key
+    }
+
+    async fn follow(&mut self) -> Result<(), SessionGone> {
+        let mut input_open = true;
+        loop {
+            self.obey().await;
+            if self.has_exited && self.sources.is_empty() {
+                return self.feed(Feed::Closed).await;
+            }
+            let credit = self.credit();
+            let takes_input = input_open && self.sink.is_some() && self.writing.is_none();
+            tokio::select! {
+                changed = self.orders.changed() => changed.map_err(|_| SessionGone)?,
+                (at, read) = read_some(&self.sources, &mut self.buffer[..credit]), if credit > 0 => self.output(at, read).await?,
+                status = &mut self.exit, if !self.has_exited => self.exited(status.ok()).await?,
+                chunk = self.input.recv(), if takes_input => match chunk {
+                    Some(chunk) => self.writing = Some((chunk, 0)),
+                    None => input_open = false,
+                },
+                written = write_some(self.sink.as_ref(), self.writing.as_ref()), if self.writing.is_some() => self.wrote(written).await?,
+            }
+        }
+    }
+
+    /// Carries out what was ordered and not done yet.
+    async fn obey(&mut self) {
+        let Orders { interrupts, kill, .. } = *self.orders.borrow_and_update();
+        if kill && !self.has_killed {
+            self.has_killed = true;
+            // If the spawner died, so did the process.
+            let _spawner_ended = self.spawner.signal(self.child, KILL).await;
+        }
+        if interrupts > self.interrupted {
+            self.interrupted = interrupts;
+            let _spawner_ended = self.spawner.signal(self.child, INTERRUPT).await;
+        }
+    }
+
+    /// Bytes that may be read now.
+    fn credit(&self) -> usize {
+        let reserve = if self.has_exited { RESERVE } else { 0 };
+        let left = (self.orders.borrow().granted + reserve).saturating_sub(self.read);
+        usize::try_from(left).unwrap_or(CHUNK).min(CHUNK)
+    }
+
+    /// Takes in what a read of a source brought; the end of a source removes it.
+    async fn output(&mut self, at: usize, read: io::Result<usize>) -> Result<(), SessionGone> {
+        let length = read.unwrap_or_else(|error| {
+            // A terminal says EIO when nobody has its other side open: that is its end.
+            if error.raw_os_error() != Some(Errno::IO.raw_os_error()) {
+                tracing::warn!(child = self.child, %error, "reading output failed: taken as its end");
+            }
+            0
+        });
+        if length == 0 {
+            self.sources.remove(at);
+            return Ok(());
+        }
+        self.read += u64::try_from(length).unwrap_or(u64::MAX);
+        let (stream, chunk) = (self.sources[at].stream, self.buffer[..length].to_vec());
+        self.feed(Feed::Output { stream, chunk }).await?;
+        // It goes to the end of the line.
+        let last = self.sources.remove(at);
+        self.sources.push(last);
+        Ok(())
+    }
+
+    /// The process ended. What it wrote before is in its pipes already, and comes out before its exit is told.
+    async fn exited(&mut self, status: Option<ExitStatus>) -> Result<(), SessionGone> {
+        self.has_exited = true;
+        // Somebody else may go on writing to the pipes, so the reserve is also the bound of this.
+        let bound = self.read + RESERVE;
+        for stream in [Stream::Stdout, Stream::Stderr, Stream::Pty] {
+            while let Some(at) = self.sources.iter().position(|source| source.stream == stream)
+                && self.read < bound
+            {
+                let credit = self.credit();
+                if credit == 0 {
+                    break;
+                }
+                // Not by way of the runtime, which may not have heard yet that there is something to read.
+                match rustix::io::read(self.sources[at].fd.get_ref(), &mut self.buffer[..credit]) {
+                    Err(Errno::AGAIN) => break,
+                    Err(Errno::INTR) => {}
+                    read => self.output(at, read.map_err(io::Error::from)).await?,
+                }
+            }
+        }
+        let (code, lost) = match status {
+            Some(status) => (status.code(), None),
+            None => (ExitStatus::Signal(KILL).code(), Some("the spawner died, and the process was killed with it".to_owned())),
+        };
+        self.feed(Feed::Exited { code, lost }).await?;
+        // Others who share its input see the end of it, after the session has heard of the exit.
+        self.stop_input();
+        Ok(())
+    }
+
+    /// Takes in what a write of input brought.
+    async fn wrote(&mut self, written: io::Result<usize>) -> Result<(), SessionGone> {
+        match (written, &mut self.writing) {
+            (Ok(length), Some((chunk, done))) => {
+                *done += length;
+                let bytes = chunk.len();
+                if *done < bytes {
+                    return Ok(());
+                }
+                self.writing = None;
+                self.feed(Feed::Taken { bytes }).await
+            }
+            // EPIPE of a pipe, EIO of a terminal: nobody reads any more.
+            (Err(_), _) | (Ok(_), None) => {
+                self.stop_input();
+                self.feed(Feed::InputClosed).await
+            }
+        }
+    }
+
+    fn stop_input(&mut self) {
+        self.sink = None;
+        self.writing = None;
+        self.input.close();
+    }
+
+    async fn feed(&self, feed: Feed) -> Result<(), SessionGone> {
+        self.feeds.send((self.key, feed)).await.map_err(|_| SessionGone)
+    }
+}
+
+/// Reads once from the first source that has something, and says which.
+async fn read_some(sources: &[Source], buffer: &mut [u8]) -> (usize, io::Result<usize>) {
+    poll_fn(|cx| {
+        for (at, source) in sources.iter().enumerate() {
+            if let Poll::Ready(read) = poll_read(&source.fd, buffer, cx) {
+                return Poll::Ready((at, read));
+            }
+        }
+        Poll::Pending
+    })
+    .await
+}
+
+fn poll_read(fd: &AsyncFd<OwnedFd>, buffer: &mut [u8], cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+    loop {
+        let Poll::Ready(ready) = fd.poll_read_ready(cx) else { return Poll::Pending };
+        match ready?.try_io(|fd| Ok(rustix::io::read(fd.get_ref(), &mut *buffer)?)) {
+            Ok(Err(error)) if error.kind() == io::ErrorKind::Interrupted => {}
+            Ok(read) => return Poll::Ready(read),
+            Err(_would_block) => {}
+        }
+    }
+}
+
+/// Writes once of a chunk. An empty chunk is written at once.
+async fn write_some(sink: Option<&AsyncFd<OwnedFd>>, writing: Option<&(Vec<u8>, usize)>) -> io::Result<usize> {
+    let (Some(sink), Some((chunk, done))) = (sink, writing) else { return Err(io::ErrorKind::BrokenPipe.into()) };
+    loop {
+        let rest = &chunk[*done..];
+        if rest.is_empty() {
+            return Ok(0);
+        }
+        match sink.writable().await?.try_io(|fd| Ok(rustix::io::write(fd.get_ref(), rest)?)) {
+            Ok(Err(error)) if error.kind() == io::ErrorKind::Interrupted => {}
+            Ok(written) => return written,
+            Err(_would_block) => {}
+        }
+    }
+}

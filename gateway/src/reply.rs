@@ -1,0 +1,89 @@
+//! The only place that picks an error of the wire.
+
+use crate::helper::worker::WorkerError;
+use portcullis_protocol::helper::{FsError, errno_text};
+use portcullis_protocol::path::PathError;
+use portcullis_protocol::rpc::{RpcError, code};
+use rustix::io::Errno;
+
+/// Of a path that names another system, in a file call.
+pub(crate) fn foreign_path(error: &PathError) -> RpcError {
+    RpcError::new(code::INVALID_REQUEST, error.to_string())
+}
+
+/// Of a file call that failed. `attempt` says what was tried on what, as in `fs/readFile /etc/shadow`.
+pub(crate) fn fs_error(attempt: &str, error: &FsError) -> RpcError {
+    let number = match error {
+        FsError::Os(errno) | FsError::Denied(errno) | FsError::Partial { errno, .. } => os_code(*errno),
+        FsError::NotAFile(_) | FsError::TooLarge(_) | FsError::Link => code::INVALID_REQUEST,
+        FsError::Unsupported(text) if text == "recursive no-follow removal is unsupported" => code::INTERNAL,
+        FsError::Unsupported(_) => code::INVALID_REQUEST,
+        FsError::Stale => code::INTERNAL,
+    };
+    RpcError::new(number, format!("{attempt}: {error}"))
+}
+
+/// Of a worker that did not answer.
+pub(crate) fn worker_error(attempt: &str, error: &WorkerError) -> RpcError {
+    let number = match error {
+        WorkerError::Unenforceable(_) => code::INVALID_PARAMS,
+        WorkerError::Gone | WorkerError::Lost(_) | WorkerError::Start(_) => code::INTERNAL,
+    };
+    RpcError::new(number, format!("{attempt}: {error}"))
+}
+
+/// Of a system call on an open handle.
+pub(crate) fn os_error(attempt: &str, errno: Errno) -> RpcError {
+    RpcError::new(os_code(errno.raw_os_error()), format!("{attempt}: {}", errno_text(errno.raw_os_error())))
+}
+
+/// Of a handle that is not there.
+pub(crate) fn unknown_handle(handle: &str) -> RpcError {
+    RpcError::new(code::NOT_FOUND, format!("unknown file handle `{handle}`"))
+}
+
+/// An operation that makes no sense as it was asked for.
+pub(crate) fn invalid(text: impl Into<String>) -> RpcError {
+    RpcError::new(code::INVALID_REQUEST, text)
+}
+
+/// A defect of ours.
+pub(crate) fn internal(text: impl Into<String>) -> RpcError {
+    RpcError::new(code::INTERNAL, text)
+}
+
+/// The codes that clients of this wire know for errors of the system.
+fn os_code(errno: i32) -> i32 {
+    let is = |known: Errno| errno == known.raw_os_error();
+    if is(Errno::NOENT) {
+        code::NOT_FOUND
+    } else if is(Errno::ACCESS) || is(Errno::INVAL) {
+        code::INVALID_REQUEST
+    } else {
+        code::INTERNAL
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_of_the_systems_errors() {
+        let code_of = |errno: Errno| fs_error("fs/x /p", &FsError::Os(errno.raw_os_error())).code;
+        assert_eq!(code_of(Errno::NOENT), code::NOT_FOUND);
+        assert_eq!(code_of(Errno::ACCESS), code::INVALID_REQUEST);
+        assert_eq!(code_of(Errno::INVAL), code::INVALID_REQUEST);
+        for errno in
+            [Errno::EXIST, Errno::NOTDIR, Errno::ISDIR, Errno::BUSY, Errno::ROFS, Errno::NOTEMPTY, Errno::LOOP, Errno::PERM]
+        {
+            assert_eq!(code_of(errno), code::INTERNAL, "{errno:?}");
+        }
+    }
+
+    #[test]
+    fn texts_say_what_was_attempted_on_what() {
+        let error = fs_error("fs/writeFile /etc/x", &FsError::Denied(30));
+        assert_eq!(error.message, "fs/writeFile /etc/x: Read-only file system (os error 30)");
+    }
+}

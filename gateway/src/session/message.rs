@@ -1,0 +1,111 @@
+//! What goes into a session's state and what comes out.
+
+use crate::process::pump::Feed;
+use portcullis_protocol::process::{ReadParams, ReadResult, StartResult, TerminateResult, WriteParams, WriteResult};
+use portcullis_protocol::rpc::RpcError;
+use std::time::Duration;
+
+/// Names a call that wants an answer.
+pub(super) type Call = u64;
+
+/// How long things are kept.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Retention {
+    /// A session without a connection.
+    pub(super) detached: Duration,
+    /// A process after its close.
+    pub(super) closed: Duration,
+}
+
+/// What happened.
+#[derive(Debug)]
+pub(super) enum Input {
+    Attach {
+        call: Call,
+    },
+    Detach {
+        generation: u64,
+    },
+    Start {
+        call: Call,
+        process: String,
+        takes_input: bool,
+    },
+    Started {
+        key: u64,
+        sandbox_type: &'static str,
+    },
+    StartFailed {
+        key: u64,
+        error: RpcError,
+    },
+    Read {
+        call: Call,
+        params: ReadParams,
+    },
+    Write {
+        call: Call,
+        params: WriteParams,
+    },
+    Interrupt {
+        call: Call,
+        process: String,
+    },
+    Terminate {
+        call: Call,
+        process: String,
+    },
+    Feed {
+        key: u64,
+        feed: Feed,
+    },
+    /// The pump ended without a close: a defect of ours, but nobody shall wait for it.
+    PumpLost {
+        key: u64,
+    },
+    Timeout,
+    Close,
+}
+
+/// What to do.
+#[derive(Debug)]
+pub(super) enum Output {
+    Reply(Call, Answer),
+    /// Start the process of this call; `Started` or `StartFailed` must follow.
+    Launch {
+        call: Call,
+        key: u64,
+    },
+    Grant {
+        key: u64,
+        total: u64,
+    },
+    Write {
+        key: u64,
+        chunk: Vec<u8>,
+    },
+    Interrupt {
+        key: u64,
+    },
+    Kill {
+        key: u64,
+    },
+    /// The process is forgotten.
+    Forget {
+        key: u64,
+    },
+    /// The session has expired or was closed: nothing more is answered.
+    End,
+}
+
+/// An answer to a call.
+#[derive(Debug)]
+pub(super) enum Answer {
+    /// The generation, or none if another connection has the session.
+    Attach(Option<u64>),
+    Start(Result<StartResult, RpcError>),
+    Read(Result<ReadResult, RpcError>),
+    Write(Result<WriteResult, RpcError>),
+    Signal,
+    Terminate(TerminateResult),
+}

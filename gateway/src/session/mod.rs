@@ -1,0 +1,118 @@
+//! Sessions: they outlive connections and own processes.
+//!
+//! A task owns a session. What it knows is in [`state`], without sockets and clocks; the task joins that with the spawner, the
+//! pumps of its processes and the connection that is attached. Commands come in through one bounded queue, in order of
+//! arrival, and are answered as soon as there is an answer: nothing that waits holds up what came later.
+
+mod calls;
+mod ledger;
+mod log;
+mod message;
+mod order;
+mod process;
+mod state;
+mod task;
+
+pub(crate) use order::{Order, Turn};
+
+use crate::helper::spawner::Spawner;
+use crate::link::Outgoing;
+use portcullis_protocol::fs::Empty;
+use portcullis_protocol::process::{
+    ReadParams, ReadResult, SignalParams, StartParams, StartResult, TerminateParams, TerminateResult, WriteParams, WriteResult,
+};
+use portcullis_protocol::rpc::RpcError;
+use portcullis_sandbox::policy::Policy;
+use std::ffi::OsString;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{mpsc, oneshot};
+
+/// Commands in line; the task takes them at once, so a few are enough.
+const QUEUE: usize = 64;
+
+/// What a session is told at its start.
+#[derive(Debug, Clone)]
+pub(crate) struct SessionConfig {
+    /// How long a detached session and a closed process are kept.
+    pub(crate) retention: Duration,
+    /// What processes may inherit, if their policy says so.
+    pub(crate) environment: Arc<[(OsString, OsString)]>,
+    /// The operator accepts what policies ask and this version cannot enforce on a process.
+    pub(crate) allow_unprotected: bool,
+    /// SHELL of a process with a terminal.
+    pub(crate) shell: String,
+}
+
+/// A session as others reach it. Clones share it.
+#[derive(Debug, Clone)]
+pub(crate) struct SessionHandle {
+    id: Arc<str>,
+    commands: mpsc::Sender<Command>,
+}
+
+impl SessionHandle {
+    /// Its name, which is a secret of its client.
+    pub(crate) fn id(&self) -> Arc<str> {
+        Arc::clone(&self.id)
+    }
+
+    /// Puts a command in line.
+    pub(crate) async fn send(&self, command: Command) -> Result<(), SessionEnded> {
+        self.commands.send(command).await.map_err(|_| SessionEnded)
+    }
+}
+
+/// The session has expired or was closed. So it has if a reply is dropped without an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the session has ended")]
+pub(crate) struct SessionEnded;
+
+/// Another connection has the session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the session is attached to another connection")]
+pub(crate) struct AttachError;
+
+/// What an attached connection holds.
+#[derive(Debug)]
+pub(crate) struct Attachment {
+    /// Which attachment this is; to be given back with [`Command::Detach`].
+    pub(crate) generation: u64,
+    /// The session's mutations; to be given back too, so that their order holds over a resume.
+    pub(crate) order: Order,
+}
+
+type Reply<T> = oneshot::Sender<Result<T, RpcError>>;
+
+/// What a session can be told.
+#[derive(Debug)]
+pub(crate) enum Command {
+    /// Take the session. Notifications go to `outgoing` from now on; what was missed is to be paged.
+    Attach { outgoing: mpsc::Sender<Outgoing>, reply: oneshot::Sender<Result<Attachment, AttachError>> },
+    /// Leave the session. An attachment that is not the latest changes nothing.
+    Detach { generation: u64, order: Order },
+    /// `process/start`, under a policy that the caller has checked, when its turn comes. It goes on if the caller goes away.
+    Start { params: Box<StartParams>, policy: Option<Arc<Policy>>, turn: Turn, reply: Reply<StartResult> },
+    /// `process/read`
+    Read { params: ReadParams, reply: Reply<ReadResult> },
+    /// `process/write`
+    Write { params: WriteParams, reply: Reply<WriteResult> },
+    /// `process/signal`
+    Signal { params: SignalParams, reply: Reply<Empty> },
+    /// `process/terminate`
+    Terminate { params: TerminateParams, reply: Reply<TerminateResult> },
+    /// Kill everything and end.
+    Close,
+}
+
+/// Makes a session that waits for its first connection. The owner runs and joins the future: it ends after [`Command::Close`],
+/// or when nobody came back in time, and then every process of the session is dead.
+pub(crate) fn start(
+    id: Arc<str>,
+    spawner: Spawner,
+    config: SessionConfig,
+) -> (SessionHandle, impl Future<Output = ()> + Send + use<>) {
+    let (commands, queue) = mpsc::channel(QUEUE);
+    let task = task::Task::new(Arc::clone(&id), spawner, config);
+    (SessionHandle { id, commands }, task.run(queue))
+}

@@ -1,0 +1,299 @@
+//! The state of a session. Sans-IO: `handle` takes what happened, `poll` gives what to do, `deadline` says when to call again.
+
+use super::message::{Answer, Call, Input, Output, Retention};
+use super::process::{Exit, Phase, Process};
+use crate::process::pump::Feed;
+use portcullis_protocol::event::Event;
+use portcullis_protocol::rpc::{RpcError, code};
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Closed processes that are remembered, and the bytes that their logs may hold together: beyond, the oldest is forgotten
+/// before its time.
+const CLOSED: usize = 4096;
+const CLOSED_BYTES: usize = 256 << 20;
+
+/// How long a client may take after a resume to page what it missed, before that is kept no longer than the rest. Until then
+/// a process may have to wait; without this end, a client that never pages would stop it for ever.
+const CATCH_UP: Duration = Duration::from_secs(10);
+
+#[derive(Debug, Clone, Copy)]
+enum Attachment {
+    Attached { catch_up: Option<Instant> },
+    Detached { until: Instant },
+    Ended,
+}
+
+/// A read that waits for news.
+#[derive(Debug)]
+pub(super) struct Reader {
+    pub(super) call: Call,
+    pub(super) key: u64,
+    pub(super) after: u64,
+    pub(super) max_bytes: Option<u64>,
+    pub(super) deadline: Instant,
+}
+
+/// A session.
+#[derive(Debug)]
+pub(super) struct State {
+    retention: Retention,
+    attachment: Attachment,
+    /// Of the latest attachment; an older one may change nothing.
+    generation: u64,
+    pub(super) next_key: u64,
+    pub(super) processes: HashMap<u64, Process>,
+    pub(super) keys: HashMap<Arc<str>, u64>,
+    pub(super) readers: Vec<Reader>,
+    /// Processes with something to announce, each once, in turn.
+    unsent: VecDeque<u64>,
+    /// When which closed process is forgotten, in order.
+    pub(super) closed: VecDeque<(Instant, u64)>,
+    pub(super) outputs: VecDeque<Output>,
+}
+
+impl State {
+    /// A session that waits for its first connection.
+    pub(super) fn new(retention: Retention, now: Instant) -> Self {
+        Self {
+            retention,
+            attachment: Attachment::Detached { until: now + retention.detached },
+            generation: 0,
+            next_key: 0,
+            processes: HashMap::new(),
+            keys: HashMap::new(),
+            readers: Vec::new(),
+            unsent: VecDeque::new(),
+            closed: VecDeque::new(),
+            outputs: VecDeque::new(),
+        }
+    }
+
+    /// Takes in what happened, after what is due by now.
+    pub(super) fn handle(&mut self, input: Input, now: Instant) {
+        self.expire(now);
+        if matches!(self.attachment, Attachment::Ended) && !is_of_a_process(&input) {
+            return;
+        }
+        match input {
+            Input::Attach { call } => self.attach(call, now),
+            Input::Detach { generation } => self.detach(generation, now),
+            Input::Start { call, process, takes_input } => self.start(call, process, takes_input),
+            Input::Started { key, sandbox_type } => self.started(key, sandbox_type),
+            Input::StartFailed { key, error } => self.start_failed(key, error),
+            Input::Read { call, params } => self.read(call, &params, now),
+            Input::Write { call, params } => self.write(call, params),
+            Input::Interrupt { call, process } => self.interrupt(call, &process),
+            Input::Terminate { call, process } => self.terminate(call, &process),
+            Input::Feed { key, feed } => self.feed(key, feed, now),
+            Input::PumpLost { key } => self.pump_lost(key, now),
+            Input::Timeout => {}
+            Input::Close => self.end(),
+        }
+    }
+
+    /// The next thing to do.
+    pub(super) fn poll(&mut self) -> Option<Output> {
+        self.outputs.pop_front()
+    }
+
+    /// When to call again, if nothing happens before.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        let attachment = match self.attachment {
+            Attachment::Attached { catch_up } => catch_up,
+            Attachment::Detached { until } => Some(until),
+            Attachment::Ended => return None,
+        };
+        let closed = self.closed.front().map(|(at, _)| *at);
+        let readers = self.readers.iter().map(|reader| reader.deadline).min();
+        [attachment, closed, readers].into_iter().flatten().min()
+    }
+
+    /// Whether a notification waits for a place in the connection's queue.
+    pub(super) fn has_unsent(&self) -> bool {
+        !self.unsent.is_empty()
+    }
+
+    /// The next notification; processes take turns.
+    pub(super) fn announce(&mut self) -> Option<String> {
+        while let Some(key) = self.unsent.pop_front() {
+            let Some(process) = self.processes.get_mut(&key) else { continue };
+            let Some(text) = process.log.announce(&process.id) else { continue };
+            if process.log.has_unsent() {
+                self.unsent.push_back(key);
+            }
+            self.grant(key);
+            return Some(text);
+        }
+        None
+    }
+
+    /// Whether a process lives.
+    pub(super) fn is_live(&self) -> bool {
+        self.processes.values().any(Process::is_live)
+    }
+
+    fn expire(&mut self, now: Instant) {
+        match self.attachment {
+            Attachment::Attached { catch_up: Some(at) } if at <= now => {
+                self.attachment = Attachment::Attached { catch_up: None };
+                let keys: Vec<u64> = self.processes.keys().copied().collect();
+                for key in keys {
+                    self.with(key, |process| process.log.release_missed());
+                    self.grant(key);
+                }
+            }
+            Attachment::Detached { until } if until <= now => return self.end(),
+            Attachment::Attached { .. } | Attachment::Detached { .. } | Attachment::Ended => {}
+        }
+        while let Some((at, key)) = self.closed.front().copied()
+            && at <= now
+        {
+            self.closed.pop_front();
+            // A client that reads slowly shall still hear of the end.
+            if self.processes.get(&key).is_some_and(|process| process.log.has_unsent()) && !self.unsent.is_empty() {
+                self.closed.push_back((now + self.retention.closed, key));
+            } else {
+                self.forget(key);
+            }
+        }
+        let (due, waiting) = std::mem::take(&mut self.readers).into_iter().partition(|reader| reader.deadline <= now);
+        self.readers = waiting;
+        self.answer_readers(due);
+    }
+
+    fn attach(&mut self, call: Call, now: Instant) {
+        if matches!(self.attachment, Attachment::Attached { .. }) {
+            return self.reply(call, Answer::Attach(None));
+        }
+        self.generation += 1;
+        for process in self.processes.values_mut() {
+            process.log.skip_missed();
+        }
+        let catch_up = (!self.processes.is_empty()).then(|| now + CATCH_UP);
+        self.attachment = Attachment::Attached { catch_up };
+        self.reply(call, Answer::Attach(Some(self.generation)));
+    }
+
+    fn detach(&mut self, generation: u64, now: Instant) {
+        if generation != self.generation || !matches!(self.attachment, Attachment::Attached { .. }) {
+            return;
+        }
+        self.attachment = Attachment::Detached { until: now + self.retention.detached };
+        self.unsent.clear();
+        // Nobody is left to hear the answers. A write that waited was not accepted, so it may be sent again.
+        let gone = || RpcError::new(code::INVALID_REQUEST, "the session was detached before the call ended");
+        for reader in std::mem::take(&mut self.readers) {
+            self.reply(reader.call, Answer::Read(Err(gone())));
+        }
+        let parked: Vec<Call> = self.processes.values_mut().flat_map(|process| process.input.abandon()).collect();
+        for call in parked {
+            self.reply(call, Answer::Write(Err(gone())));
+        }
+    }
+
+    fn feed(&mut self, key: u64, feed: Feed, now: Instant) {
+        let Some(process) = self.processes.get_mut(&key) else { return };
+        match feed {
+            Feed::Output { stream, chunk } => {
+                process.received(chunk.len());
+                self.append(key, Event::Output { stream, chunk });
+                self.grant(key);
+            }
+            Feed::Exited { code, lost } => {
+                process.phase = Phase::Exited(Exit { code, denied: false });
+                process.failure = lost;
+                process.input.close();
+                self.append(key, Event::Exited { code, denied: false });
+                self.unpark(key);
+            }
+            Feed::Closed => self.close(key, now),
+            Feed::Taken { bytes } => {
+                process.input.taken(bytes);
+                self.unpark(key);
+            }
+            Feed::InputClosed => {
+                process.input.close();
+                self.unpark(key);
+            }
+        }
+    }
+
+    fn close(&mut self, key: u64, now: Instant) {
+        let Some(process) = self.processes.get_mut(&key) else { return };
+        let Phase::Exited(exit) = process.phase else { return };
+        process.phase = Phase::Closed(exit);
+        self.append(key, Event::Closed);
+        self.closed.push_back((now + self.retention.closed, key));
+        let mut bytes: usize = self.closed.iter().filter_map(|(_, key)| self.processes.get(key)).map(|p| p.log.bytes()).sum();
+        while (self.closed.len() > CLOSED || bytes > CLOSED_BYTES)
+            && let Some((_, oldest)) = self.closed.pop_front()
+        {
+            bytes -= self.processes.get(&oldest).map_or(0, |process| process.log.bytes());
+            self.forget(oldest);
+        }
+    }
+
+    fn pump_lost(&mut self, key: u64, now: Instant) {
+        let Some(process) = self.processes.get(&key) else { return };
+        let lost = Some("the process was lost by the server and killed".to_owned());
+        if process.is_live() {
+            self.feed(key, Feed::Exited { code: 137, lost }, now);
+        }
+        self.close(key, now);
+    }
+
+    /// Kills everything; nothing more is answered.
+    fn end(&mut self) {
+        self.attachment = Attachment::Ended;
+        self.unsent.clear();
+        let keys: Vec<u64> = self.processes.keys().copied().collect();
+        for key in keys {
+            self.kill(key);
+        }
+        self.outputs.push_back(Output::End);
+    }
+
+    fn append(&mut self, key: u64, event: Event) {
+        let Some(process) = self.processes.get_mut(&key) else { return };
+        let had_unsent = process.log.has_unsent();
+        if process.log.append(event).is_none() {
+            return;
+        }
+        if matches!(self.attachment, Attachment::Attached { .. }) && !had_unsent {
+            self.unsent.push_back(key);
+        }
+        let has_news = |reader: &Reader| reader.key == key && process.log.has_news(reader.after);
+        if self.readers.iter().any(has_news) {
+            let (due, waiting) = std::mem::take(&mut self.readers).into_iter().partition(has_news);
+            self.readers = waiting;
+            self.answer_readers(due);
+        }
+    }
+
+    pub(super) fn grant(&mut self, key: u64) {
+        if let Some(total) = self.processes.get_mut(&key).and_then(Process::grant) {
+            self.outputs.push_back(Output::Grant { key, total });
+        }
+    }
+
+    pub(super) fn forget(&mut self, key: u64) {
+        if let Some(process) = self.processes.remove(&key) {
+            self.keys.remove(&process.id);
+            self.outputs.push_back(Output::Forget { key });
+        }
+    }
+
+    fn with(&mut self, key: u64, once: impl FnOnce(&mut Process)) {
+        self.processes.get_mut(&key).map(once);
+    }
+}
+
+/// What still matters after the end: how far the killed have come.
+fn is_of_a_process(input: &Input) -> bool {
+    matches!(input, Input::Feed { .. } | Input::Started { .. } | Input::StartFailed { .. } | Input::PumpLost { .. })
+}
+
+#[cfg(test)]
+mod tests;

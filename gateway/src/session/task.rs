@@ -1,0 +1,358 @@
+//! The task of a session: joins its state with the spawner, the pumps and the attached connection.
+
+use super::message::{Answer, Call, Input, Output, Retention};
+use super::state::State;
+use super::{AttachError, Attachment, Command, Order, Reply, SessionConfig, Turn};
+use crate::helper::spawner::{Child, Launch, LaunchError, Spawner};
+use crate::link::Outgoing;
+use crate::process::launch::{self, Ends};
+use crate::process::pump::{Controls, Feed, Pump};
+use futures_util::StreamExt;
+use futures_util::future::BoxFuture;
+use futures_util::stream::FuturesUnordered;
+use portcullis_protocol::fs::Empty;
+use portcullis_protocol::process::{ReadResult, StartParams, StartResult, TerminateResult, WriteResult};
+use portcullis_protocol::rpc::{RpcError, code};
+use portcullis_sandbox::policy::Policy;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::{JoinError, JoinSet};
+use tokio::time::{Instant, sleep_until, timeout, timeout_at};
+
+/// What pumps have said and the session has not taken in; beyond, they wait. Credit bounds it in bytes.
+const FEEDS: usize = 128;
+
+/// Notifications handed over in one turn, so that commands are looked at in between.
+const BURST: usize = 64;
+
+/// How long a start may take. A working directory on a file system that hangs would hold up the session's queue for ever.
+const START_DEADLINE: Duration = Duration::from_secs(60);
+
+/// How long the killed processes of a session may take to be reaped.
+const CLOSE_DEADLINE: Duration = Duration::from_secs(5);
+
+pub(super) struct Task {
+    id: Arc<str>,
+    spawner: Spawner,
+    config: SessionConfig,
+    state: State,
+    next_call: Call,
+    /// Who wants the answer to which call. The calls in flight of the attached connection bound it.
+    callers: HashMap<Call, Caller>,
+    /// With the session while nobody is attached.
+    order: Option<Order>,
+    generation: u64,
+    attached: Option<mpsc::Sender<Outgoing>>,
+    starts: FuturesUnordered<BoxFuture<'static, Begun>>,
+    controls: HashMap<u64, Controls>,
+    pumps: JoinSet<u64>,
+    pump_keys: HashMap<tokio::task::Id, u64>,
+    feeds: mpsc::Receiver<(u64, Feed)>,
+    feed: mpsc::Sender<(u64, Feed)>,
+    has_ended: bool,
+}
+
+/// Who waits for an answer, and with what a start is carried out.
+enum Caller {
+    Attach(mpsc::Sender<Outgoing>, oneshot::Sender<Result<Attachment, AttachError>>),
+    Prepare(Box<StartParams>, Option<Arc<Policy>>, Turn, Reply<StartResult>),
+    Start(Reply<StartResult>),
+    Read(Reply<ReadResult>),
+    Write(Reply<WriteResult>),
+    Signal(Reply<Empty>),
+    Terminate(Reply<TerminateResult>),
+}
+
+/// A start that came to an end.
+struct Begun {
+    key: u64,
+    ends: Ends,
+    started: Result<Child, LaunchError>,
+}
+
+enum Wake {
+    Command(Option<Command>),
+    Feed(u64, Feed),
+    Begun(Begun),
+    Pump(Result<(tokio::task::Id, u64), JoinError>),
+    Room(bool),
+    Timeout,
+}
+
+impl Task {
+    pub(super) fn new(id: Arc<str>, spawner: Spawner, config: SessionConfig) -> Self {
+        let retention = Retention { detached: config.retention, closed: config.retention };
+        let (feed, feeds) = mpsc::channel(FEEDS);
+        Self {
+            id,
+            spawner,
+            config,
+            state: State::new(retention, now()),
+            next_call: 0,
+            callers: HashMap::new(),
+            order: Some(Order::default()),
+            generation: 0,
+            attached: None,
+            starts: FuturesUnordered::new(),
+            controls: HashMap::new(),
+            pumps: JoinSet::new(),
+            pump_keys: HashMap::new(),
+            feeds,
+            feed,
+            has_ended: false,
+        }
+    }
+
+    pub(super) async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
+        while !self.has_ended {
+            let wake = self.wait(&mut commands).await;
+            self.take_in(wake);
+            self.act();
+            self.announce();
+        }
+        tracing::debug!(session = &*self.id, "session ended");
+        // Whoever is in line learns from the drop of its reply that it came too late.
+        commands.close();
+        while commands.try_recv().is_ok() {}
+        self.callers.clear();
+        self.attached = None;
+        self.finish().await;
+    }
+
+    async fn wait(&mut self, commands: &mut mpsc::Receiver<Command>) -> Wake {
+        let deadline = self.state.deadline().map(Instant::from_std);
+        let connection = self.attached.as_ref().filter(|_| self.state.has_unsent());
+        tokio::select! {
+            command = commands.recv() => Wake::Command(command),
+            Some((key, feed)) = self.feeds.recv() => Wake::Feed(key, feed),
+            Some(begun) = self.starts.next() => Wake::Begun(begun),
+            Some(ended) = self.pumps.join_next_with_id() => Wake::Pump(ended),
+            room = reserve(connection), if connection.is_some() => Wake::Room(room),
+            () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => Wake::Timeout,
+        }
+    }
+
+    fn take_in(&mut self, wake: Wake) {
+        match wake {
+            Wake::Command(Some(command)) => self.command(command),
+            // Everybody who could come back is gone.
+            Wake::Command(None) => self.handle(Input::Close),
+            Wake::Feed(key, feed) => self.handle(Input::Feed { key, feed }),
+            Wake::Begun(begun) => self.begun(begun),
+            Wake::Pump(ended) => self.pump_ended(ended),
+            // The connection is on its way out: its detach will come.
+            Wake::Room(false) => self.attached = None,
+            Wake::Room(true) => {}
+            Wake::Timeout => self.handle(Input::Timeout),
+        }
+    }
+
+    fn command(&mut self, command: Command) {
+        let call = self.next_call;
+        self.next_call += 1;
+        let (caller, input) = match command {
+            Command::Attach { outgoing, reply } => (Caller::Attach(outgoing, reply), Input::Attach { call }),
+            Command::Detach { generation, order } => {
+                if generation == self.generation {
+                    self.order = Some(order);
+                    self.attached = None;
+                }
+                return self.handle(Input::Detach { generation });
+            }
+            Command::Start { params, policy, turn, reply } => {
+                if let Err(error) = launch::check(&params, policy.is_some()) {
+                    let _caller_gone = reply.send(Err(error));
+                    return;
+                }
+                let (process, takes_input) = (params.process_id.clone(), params.tty || params.pipe_stdin);
+                (Caller::Prepare(params, policy, turn, reply), Input::Start { call, process, takes_input })
+            }
+            Command::Read { params, reply } => (Caller::Read(reply), Input::Read { call, params }),
+            Command::Write { params, reply } => (Caller::Write(reply), Input::Write { call, params }),
+            Command::Signal { params, reply } => (Caller::Signal(reply), Input::Interrupt { call, process: params.process_id }),
+            Command::Terminate { params, reply } => {
+                (Caller::Terminate(reply), Input::Terminate { call, process: params.process_id })
+            }
+            Command::Close => return self.handle(Input::Close),
+        };
+        self.callers.insert(call, caller);
+        self.handle(input);
+    }
+
+    fn handle(&mut self, input: Input) {
+        self.state.handle(input, now());
+    }
+
+    /// Does what the state says, until it says no more.
+    fn act(&mut self) {
+        while let Some(output) = self.state.poll() {
+            match output {
+                Output::Reply(call, answer) => {
+                    if let Some(caller) = self.callers.remove(&call) {
+                        self.reply(caller, answer);
+                    }
+                }
+                Output::Launch { call, key } => self.launch(call, key),
+                Output::Grant { key, total } => self.with(key, |controls| controls.grant(total)),
+                Output::Write { key, chunk } => self.with(key, |controls| controls.write(chunk)),
+                Output::Interrupt { key } => self.with(key, Controls::interrupt),
+                Output::Kill { key } => self.with(key, Controls::kill),
+                Output::Forget { key } => {
+                    self.controls.remove(&key);
+                }
+                Output::End => self.has_ended = true,
+            }
+        }
+    }
+
+    fn with(&self, key: u64, once: impl FnOnce(&Controls)) {
+        self.controls.get(&key).map(once);
+    }
+
+    /// Answers a caller, who may have gone away: then the answer is dropped, and an attachment is given back.
+    fn reply(&mut self, caller: Caller, answer: Answer) {
+        match (caller, answer) {
+            (Caller::Attach(outgoing, reply), Answer::Attach(Some(generation))) => self.attach(outgoing, reply, generation),
+            (Caller::Attach(_, reply), Answer::Attach(None)) => drop(reply.send(Err(AttachError))),
+            (Caller::Start(reply) | Caller::Prepare(_, _, _, reply), Answer::Start(result)) => drop(reply.send(result)),
+            (Caller::Read(reply), Answer::Read(result)) => drop(reply.send(result)),
+            (Caller::Write(reply), Answer::Write(result)) => drop(reply.send(result)),
+            (Caller::Signal(reply), Answer::Signal) => drop(reply.send(Ok(Empty {}))),
+            (Caller::Terminate(reply), Answer::Terminate(result)) => drop(reply.send(Ok(result))),
+            (_caller, answer) => tracing::error!(?answer, "an answer to another call: its caller is told that the session ended"),
+        }
+    }
+
+    fn attach(
+        &mut self,
+        outgoing: mpsc::Sender<Outgoing>,
+        reply: oneshot::Sender<Result<Attachment, AttachError>>,
+        generation: u64,
+    ) {
+        self.generation = generation;
+        self.attached = Some(outgoing);
+        let order = self.order.take().unwrap_or_default();
+        if let Err(Ok(Attachment { order, .. })) = reply.send(Ok(Attachment { generation, order })) {
+            self.order = Some(order);
+            self.attached = None;
+            self.handle(Input::Detach { generation });
+        }
+    }
+
+    /// Asks the spawner beside everything else. The spawner's answer comes back as [`Begun`].
+    fn launch(&mut self, call: Call, key: u64) {
+        let Some(Caller::Prepare(params, policy, turn, reply)) = self.callers.remove(&call) else { return };
+        self.callers.insert(call, Caller::Start(reply));
+        let SessionConfig { environment, allow_unprotected, shell, .. } = &self.config;
+        match launch::prepare(&params, policy.as_deref(), *allow_unprotected, environment, shell) {
+            Ok((launch, ends)) => {
+                let spawner = self.spawner.clone();
+                self.starts.push(Box::pin(async move {
+                    turn.wait().await;
+                    let started = begin(&spawner, launch).await;
+                    Begun { key, ends, started }
+                }));
+            }
+            Err(error) => self.handle(Input::StartFailed { key, error }),
+        }
+    }
+
+    fn begun(&mut self, Begun { key, ends, started }: Begun) {
+        let child = match started {
+            Ok(child) => child,
+            Err(error) => return self.handle(Input::StartFailed { key, error: launch::failed(&error) }),
+        };
+        let sandbox_type = launch::sandbox_type(&child.enforced);
+        tracing::debug!(session = &*self.id, pid = child.pid, enforced = ?child.enforced, "process started");
+        match Pump::new(key, child, ends, self.spawner.clone(), self.feed.clone()) {
+            Ok((pump, controls)) => {
+                self.controls.insert(key, controls);
+                self.handle(Input::Started { key, sandbox_type });
+                // The caller is woken before the pump runs, so that the answer normally comes before the first event.
+                self.act();
+                let task = self.pumps.spawn(pump.run());
+                self.pump_keys.insert(task.id(), key);
+            }
+            Err(error) => {
+                let error = RpcError::new(code::INTERNAL, format!("watch the pipes of the process, which was killed: {error}"));
+                self.handle(Input::StartFailed { key, error });
+            }
+        }
+    }
+
+    fn pump_ended(&mut self, ended: Result<(tokio::task::Id, u64), JoinError>) {
+        let error = match ended {
+            Ok((task, _key)) => {
+                self.pump_keys.remove(&task);
+                return;
+            }
+            Err(error) => error,
+        };
+        tracing::error!(%error, "the pump of a process failed: the process is killed");
+        let Some(key) = self.pump_keys.remove(&error.id()) else { return };
+        // What it said before comes first.
+        while let Ok((key, feed)) = self.feeds.try_recv() {
+            self.handle(Input::Feed { key, feed });
+        }
+        self.handle(Input::PumpLost { key });
+    }
+
+    /// Hands notifications over as far as the connection has room. A client that reads nothing holds up its processes'
+    /// output, and nothing else.
+    fn announce(&mut self) {
+        for _turn in 0..BURST {
+            let Some(connection) = self.attached.as_ref().filter(|_| self.state.has_unsent()) else { break };
+            let Ok(place) = connection.try_reserve() else { break };
+            let Some(text) = self.state.announce() else { break };
+            place.send(Outgoing::Text(text));
+        }
+        self.act();
+    }
+
+    /// Waits until what was killed is dead, for a while, and joins the pumps.
+    async fn finish(mut self) {
+        let deadline = Instant::now() + CLOSE_DEADLINE;
+        while self.state.is_live() {
+            let wake = async {
+                tokio::select! {
+                    Some((key, feed)) = self.feeds.recv() => Wake::Feed(key, feed),
+                    Some(begun) = self.starts.next() => Wake::Begun(begun),
+                    Some(ended) = self.pumps.join_next_with_id() => Wake::Pump(ended),
+                }
+            };
+            let Ok(wake) = timeout_at(deadline, wake).await else {
+                tracing::warn!(session = &*self.id, "processes of a closed session are not dead yet");
+                break;
+            };
+            self.take_in(wake);
+            self.act();
+        }
+        // A pump that is dropped, and a start that is, kills its process.
+        self.starts.clear();
+        self.pumps.shutdown().await;
+    }
+}
+
+fn now() -> std::time::Instant {
+    Instant::now().into_std()
+}
+
+/// Waits for room in the connection's queue; false when the connection is gone.
+async fn reserve(connection: Option<&mpsc::Sender<Outgoing>>) -> bool {
+    match connection {
+        Some(connection) => connection.reserve().await.is_ok(),
+        None => std::future::pending().await,
+    }
+}
+
+async fn begin(spawner: &Spawner, launch: Launch) -> Result<Child, LaunchError> {
+    timeout(START_DEADLINE, spawner.process(launch)).await.unwrap_or_else(|_| {
+        let text = format!("the process did not start within {} s and is killed if it does", START_DEADLINE.as_secs());
+        Err(LaunchError::Lost(text))
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,260 @@
+//! A plain client that knows nothing but JSON: what it sees is what is on the wire.
+
+use crate::{PATIENCE, Place, Server};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use futures_util::{SinkExt as _, StreamExt as _};
+use serde_json::{Value, json};
+use std::collections::VecDeque;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
+use tokio_tungstenite::{MaybeTlsStream, WebSocketStream};
+
+/// One connection.
+#[derive(Debug)]
+pub struct Client {
+    socket: WebSocketStream<MaybeTlsStream<TcpStream>>,
+    /// Messages that came while another was waited for.
+    waiting: VecDeque<Value>,
+    next: i64,
+    /// The session's id, after `initialize`.
+    pub session: String,
+}
+
+/// An error answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// Its code.
+    pub code: i64,
+    /// Its text.
+    pub message: String,
+}
+
+/// Everything that happened to one process.
+#[derive(Debug)]
+pub struct Events {
+    /// The notifications, in the order they came.
+    pub notices: Vec<Value>,
+}
+
+impl Client {
+    /// Connects, with both steps of the handshake.
+    pub async fn connect(server: &Server) -> Self {
+        let mut client = Self::dial(&server.url).await;
+        client.initialize(None).await.expect("initialize");
+        client.send(&json!({"method": "initialized"})).await;
+        client
+    }
+
+    /// Resumes a session, trying again while its old connection is not gone yet.
+    pub async fn resume(server: &Server, session: &str) -> Self {
+        let mut client = Self::dial(&server.url).await;
+        loop {
+            match client.initialize(Some(session)).await {
+                Ok(_) => break,
+                Err(Refusal { code: -32010, .. }) => tokio::task::yield_now().await,
+                Err(other) => panic!("resume: {other:?}"),
+            }
+        }
+        client.send(&json!({"method": "initialized"})).await;
+        client
+    }
+
+    /// Connects and says nothing.
+    pub async fn dial(url: &str) -> Self {
+        let config = WebSocketConfig::default().max_message_size(None).max_frame_size(None);
+        let (socket, _response) =
+            tokio_tungstenite::connect_async_with_config(url, Some(config), true).await.expect("connect to the server");
+        Self { socket, waiting: VecDeque::new(), next: 0, session: String::new() }
+    }
+
+    /// Sends `initialize`.
+    pub async fn initialize(&mut self, resume: Option<&str>) -> Result<Value, Refusal> {
+        let result = self.call("initialize", json!({"clientName": "test", "resumeSessionId": resume})).await?;
+        self.session = result["sessionId"].as_str().expect("a session id").to_owned();
+        Ok(result)
+    }
+
+    /// Sends a message.
+    pub async fn send(&mut self, message: &Value) {
+        self.send_text(&message.to_string()).await;
+    }
+
+    /// Sends any text as a message.
+    pub async fn send_text(&mut self, text: &str) {
+        self.socket.send(Message::text(text)).await.expect("send");
+    }
+
+    /// Sends what the server ends the connection over, while it is sent or after.
+    pub async fn send_and_be_cut(mut self, text: &str) {
+        if self.socket.send(Message::text(text)).await.is_ok() {
+            assert_eq!(self.next().await, None);
+        }
+    }
+
+    /// Sends a request and answers its id, without waiting.
+    pub async fn begin(&mut self, method: &str, params: Value) -> i64 {
+        self.next += 1;
+        self.send(&json!({"id": self.next, "method": method, "params": params})).await;
+        self.next
+    }
+
+    /// Waits for the answer of a request.
+    pub async fn answer(&mut self, id: i64) -> Result<Value, Refusal> {
+        let mut answer = self.wait(|message| message.get("method").is_none() && message["id"] == id).await;
+        match answer.get("error") {
+            None => Ok(answer["result"].take()),
+            Some(error) => Err(Refusal {
+                code: error["code"].as_i64().expect("a code"),
+                message: error["message"].as_str().expect("a text").to_owned(),
+            }),
+        }
+    }
+
+    /// Calls a method.
+    pub async fn call(&mut self, method: &str, params: Value) -> Result<Value, Refusal> {
+        let id = self.begin(method, params).await;
+        self.answer(id).await
+    }
+
+    /// Calls a method that must succeed.
+    pub async fn ok(&mut self, method: &str, params: Value) -> Value {
+        let shown = params.to_string();
+        self.call(method, params).await.unwrap_or_else(|refusal| panic!("{method} {shown}: {refusal:?}"))
+    }
+
+    /// Calls a method that must fail, and answers how.
+    pub async fn refused(&mut self, method: &str, params: Value) -> Refusal {
+        let shown = params.to_string();
+        match self.call(method, params).await {
+            Err(refusal) => refusal,
+            Ok(result) => panic!("{method} {shown} should fail, but answered {result}"),
+        }
+    }
+
+    /// The next message that `wanted` picks; others wait.
+    pub async fn wait(&mut self, wanted: impl Fn(&Value) -> bool) -> Value {
+        if let Some(at) = self.waiting.iter().position(&wanted) {
+            return self.waiting.remove(at).expect("it is there");
+        }
+        loop {
+            let message = self.next().await.expect("the connection is open");
+            if wanted(&message) {
+                return message;
+            }
+            self.waiting.push_back(message);
+        }
+    }
+
+    /// The next message of all; none when the connection ended.
+    pub async fn next(&mut self) -> Option<Value> {
+        loop {
+            match timeout(PATIENCE, self.socket.next()).await.expect("a message in time") {
+                Some(Ok(Message::Text(text))) => return Some(serde_json::from_str(&text).expect("JSON")),
+                Some(Ok(Message::Close(_)) | Err(_)) | None => return None,
+                Some(Ok(_)) => {}
+            }
+        }
+    }
+
+    /// Parameters of a start that need not be said every time.
+    #[must_use]
+    pub fn start_params(place: &Place, id: &str, argv: &[&str]) -> Value {
+        json!({"processId": id, "argv": argv, "cwd": place.uri(""), "env": {"PATH": "/usr/bin:/bin"}, "tty": false})
+    }
+
+    /// Starts a process that must start; `more` is laid over the parameters.
+    pub async fn start(&mut self, place: &Place, id: &str, argv: &[&str], more: Value) -> Value {
+        let params = merged(Self::start_params(place, id, argv), more);
+        self.ok("process/start", params).await
+    }
+
+    /// Starts a process and waits for everything that happens to it.
+    pub async fn run(&mut self, place: &Place, id: &str, argv: &[&str], more: Value) -> Events {
+        self.start(place, id, argv, more).await;
+        self.events(id).await
+    }
+
+    /// Waits for everything that happens to a process.
+    pub async fn events(&mut self, id: &str) -> Events {
+        let mut notices = Vec::new();
+        loop {
+            let notice = self.notice(id).await;
+            let is_last = notice["method"] == "process/closed";
+            notices.push(notice);
+            if is_last {
+                return Events { notices };
+            }
+        }
+    }
+
+    /// The next notification about a process.
+    pub async fn notice(&mut self, id: &str) -> Value {
+        self.wait(|message| {
+            message["method"].as_str().is_some_and(|method| method.starts_with("process/"))
+                && message["params"]["processId"] == id
+        })
+        .await
+    }
+
+    /// Waits until a process has written `text`, whatever the stream.
+    pub async fn output(&mut self, id: &str, text: &str) {
+        let mut seen = Vec::new();
+        while !seen.windows(text.len()).any(|window| window == text.as_bytes()) {
+            let notice = self.notice(id).await;
+            assert_eq!(notice["method"], "process/output", "{notice} came before `{text}`");
+            seen.extend(unbase64(&notice["params"]["chunk"]));
+        }
+    }
+
+    /// The number that a process writes first: its own process id, or a child's.
+    pub async fn process_id(&mut self, id: &str) -> i32 {
+        let notice = self.notice(id).await;
+        let text = String::from_utf8(unbase64(&notice["params"]["chunk"])).expect("text");
+        text.trim().parse().expect("a number")
+    }
+
+    /// Ends the connection as a cut cable would: without a close frame.
+    pub fn cut(self) {
+        drop(self.socket);
+    }
+}
+
+impl Events {
+    /// What it wrote to a stream, or to all.
+    #[must_use]
+    pub fn output(&self, stream: Option<&str>) -> String {
+        let wanted = |notice: &&Value| {
+            notice["method"] == "process/output" && stream.is_none_or(|stream| notice["params"]["stream"] == stream)
+        };
+        let bytes: Vec<u8> = self.notices.iter().filter(wanted).flat_map(|notice| unbase64(&notice["params"]["chunk"])).collect();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// Its exit status.
+    #[must_use]
+    pub fn code(&self) -> i64 {
+        let exited = self.notices.iter().find(|notice| notice["method"] == "process/exited");
+        exited.and_then(|notice| notice["params"]["exitCode"].as_i64()).expect("it exited")
+    }
+
+    /// The sequence numbers, in the order they came.
+    #[must_use]
+    pub fn seqs(&self) -> Vec<u64> {
+        self.notices.iter().map(|notice| notice["params"]["seq"].as_u64().expect("a seq")).collect()
+    }
+}
+
+/// Lays the members of one object over another's.
+fn merged(mut base: Value, more: Value) -> Value {
+    if let (Value::Object(base), Value::Object(more)) = (&mut base, more) {
+        base.extend(more);
+    }
+    base
+}
+
+fn unbase64(text: &Value) -> Vec<u8> {
+    STANDARD.decode(text.as_str().expect("base64")).expect("base64")
+}

@@ -1,0 +1,15 @@
+//! A program that embeds the gateway and dispatches the hidden helper from its own `main`.
+
+use portcullis_tests::{Place, executable};
+
+#[tokio::test]
+async fn the_example_serves_confined_requests_from_its_own_executable() {
+    let place = Place::new();
+    place.put("file", "content\n");
+    let example = executable("examples/embed");
+    let output = tokio::process::Command::new(example).arg(place.path("")).output().await.unwrap();
+    let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{stderr}");
+    assert!(stdout.contains("ls says: file") && stdout.contains("a write is refused: "), "{stdout}\n{stderr}");
+    assert!(!place.has("made"));
+}

@@ -1,0 +1,81 @@
+//! `portcullis exec` and the README's promise.
+
+use portcullis_tests::{Place, Server, portcullis};
+use std::process::Output;
+
+async fn exec(arguments: &[&str]) -> (Output, String, String) {
+    let output = portcullis(&[&["exec"], arguments].concat()).output().await.unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
+    (output, stdout, stderr)
+}
+
+#[tokio::test]
+async fn a_command_runs_confined_in_the_workspace_with_its_output_and_status() {
+    let place = Place::new();
+    place.put("file", "content\n");
+    let workspace = place.path("").to_str().unwrap().to_owned();
+    let (output, stdout, stderr) = exec(&["--workspace", &workspace, "--", "sh", "-c", "cat file; echo err >&2; exit 7"]).await;
+    assert_eq!((output.status.code(), stdout.as_str(), stderr.as_str()), (Some(7), "content\n", "err\n"));
+    // Read-only is what nobody chose; the control is the same command under full-access.
+    let write = ["--", "sh", "-c", "echo x >made"];
+    let (output, _stdout, stderr) = exec(&[&["--workspace", &workspace][..], &write].concat()).await;
+    assert!(!output.status.success() && !place.has("made"), "{stderr}");
+    let (output, _stdout, stderr) = exec(&[&["--workspace", &workspace, "--policy", "full-access"][..], &write].concat()).await;
+    assert!(output.status.success() && place.has("made"), "{stderr}");
+}
+
+#[tokio::test]
+async fn workspace_write_needs_the_operators_word_and_then_holds_the_rest() {
+    let (inside, outside) = (Place::new(), Place::new());
+    let workspace = inside.path("").to_str().unwrap().to_owned();
+    let policy = ["--workspace", &workspace, "--policy", "workspace-write"];
+    let (output, _stdout, stderr) = exec(&[&policy[..], &["--", "true"]].concat()).await;
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr.contains("--allow-unprotected-metadata") && stderr.contains(".git"), "{stderr}");
+    let script = format!("echo x >made; echo x >{}", outside.path("made").display());
+    let (output, _stdout, _stderr) =
+        exec(&[&policy[..], &["--allow-unprotected-metadata", "--", "sh", "-c", &script]].concat()).await;
+    assert!(!output.status.success());
+    assert!(inside.has("made") && !outside.has("made"));
+}
+
+#[tokio::test]
+async fn a_running_server_does_the_same() {
+    let server = Server::start().await;
+    let place = Place::new();
+    let workspace = place.path("").to_str().unwrap().to_owned();
+    let (output, stdout, stderr) = exec(&["--url", &server.url, "--workspace", &workspace, "--", "pwd"]).await;
+    assert!(output.status.success(), "{stderr}");
+    assert_eq!(stdout.trim(), workspace);
+}
+
+#[tokio::test]
+async fn secrets_of_the_environment_stay_unless_they_are_named() {
+    let place = Place::new();
+    let workspace = place.path("").to_str().unwrap().to_owned();
+    let run = |more: &'static [&'static str]| {
+        let mut command =
+            portcullis(&[&["exec", "--workspace", &workspace][..], more, &["--", "sh", "-c", "echo $MY_TOKEN-$PLAIN"]].concat());
+        command.env("MY_TOKEN", "secret").env("PLAIN", "plain");
+        async move { String::from_utf8(command.output().await.unwrap().stdout).unwrap() }
+    };
+    assert_eq!(run(&[]).await, "-plain\n");
+    assert_eq!(run(&["--env", "MY_TOKEN"]).await, "secret-plain\n");
+}
+
+#[tokio::test]
+async fn git_works_on_a_repository_under_the_default_policy() {
+    let place = Place::new();
+    let workspace = place.path("").to_str().unwrap().to_owned();
+    let git = |arguments: &[&str]| {
+        let mut command = tokio::process::Command::new("git");
+        command.arg("-C").arg(&workspace).args(arguments).env("GIT_CONFIG_GLOBAL", "/dev/null");
+        async move { assert!(command.output().await.expect("git is installed").status.success()) }
+    };
+    git(&["init", "--quiet"]).await;
+    place.put("file", "x");
+    let (output, stdout, stderr) = exec(&["--workspace", &workspace, "--", "git", "status", "--short"]).await;
+    assert!(output.status.success(), "{stderr}");
+    assert_eq!(stdout, "?? file\n");
+}

@@ -1,0 +1,81 @@
+//! The listener: HTTP, browsers, sizes, shutdown.
+
+use portcullis_tests::{Client, PATIENCE, Place, Server, Watched, portcullis};
+use serde_json::json;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+async fn http(server: &Server, request: &str) -> String {
+    let mut socket = TcpStream::connect(server.url.strip_prefix("ws://").unwrap()).await.unwrap();
+    socket.write_all(format!("{request}Host: localhost\r\nConnection: close\r\n\r\n").as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    timeout(PATIENCE, socket.read_to_string(&mut answer)).await.unwrap().unwrap();
+    answer
+}
+
+#[tokio::test]
+async fn plain_http_is_answered_and_browsers_are_refused() {
+    let server = Server::start().await;
+    for (request, status) in [
+        ("GET /readyz HTTP/1.1\r\n", "200"),
+        ("HEAD /readyz HTTP/1.1\r\n", "200"),
+        ("GET /livez HTTP/1.1\r\n", "200"),
+        ("POST /readyz HTTP/1.1\r\nContent-Length: 0\r\n", "405"),
+        ("GET / HTTP/1.1\r\n", "400"),
+        ("GET /other HTTP/1.1\r\n", "404"),
+        ("GET /readyz HTTP/1.1\r\nOrigin: http://localhost\r\n", "403"),
+        ("GET / HTTP/1.1\r\nOrigin: null\r\nUpgrade: websocket\r\n", "403"),
+    ] {
+        let answer = http(&server, request).await;
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{request:?}: {answer}");
+    }
+}
+
+#[tokio::test]
+async fn a_frame_above_its_bound_ends_that_connection_and_no_other() {
+    let server = Server::start().await;
+    let place = Place::new();
+    let (mut client, mut other) = (Client::connect(&server).await, Client::connect(&server).await);
+    let fits = "x".repeat((16 << 20) - 200);
+    let refused = client.refused("no/such", json!({"filler": fits})).await;
+    assert_eq!(refused.code, -32601, "a frame of almost 16 MiB is read");
+    let large = "x".repeat(16 << 20);
+    client.send_and_be_cut(&json!({"id": 1, "method": "environment/status", "filler": large}).to_string()).await;
+    other.ok("fs/getMetadata", json!({"path": place.uri("")})).await;
+}
+
+#[tokio::test]
+async fn sigterm_ends_everything_with_status_0() {
+    let mut server = Server::start().await;
+    let place = Place::new();
+    let mut client = Client::connect(&server).await;
+    // A daemon of a session of its own, which a signal to the group does not reach.
+    client.start(&place, "p", &["sh", "-c", "setsid sh -c 'echo $$; exec sleep 600' & wait"], json!({})).await;
+    let watched = Watched::new(client.process_id("p").await);
+    server.program.signal(rustix::process::Signal::TERM);
+    assert_eq!(server.program.wait().await, 0);
+    assert_eq!(client.next().await, None);
+    watched.ended().await;
+}
+
+#[tokio::test]
+async fn kill_9_of_the_gateway_ends_every_child() {
+    let mut server = Server::start().await;
+    let place = Place::new();
+    let mut client = Client::connect(&server).await;
+    client.start(&place, "p", &["sh", "-c", "setsid sh -c 'echo $$; exec sleep 600' & wait"], json!({})).await;
+    let watched = Watched::new(client.process_id("p").await);
+    server.program.signal(rustix::process::Signal::KILL);
+    server.program.wait().await;
+    watched.ended().await;
+}
+
+#[tokio::test]
+async fn standard_output_carries_the_url_and_nothing_else() {
+    let mut server = Server::with(portcullis(&["serve", "--listen", "ws://127.0.0.1:0"])).await;
+    assert!(server.url.strip_prefix("ws://127.0.0.1:").unwrap().parse::<u16>().unwrap() > 0);
+    server.program.signal(rustix::process::Signal::INT);
+    assert_eq!(server.program.wait().await, 0);
+    assert_eq!(server.program.stdout.next_line().await.unwrap(), None);
+}

@@ -1,0 +1,18 @@
+//! Integration tests: the real program over real sockets on the real kernel, one module a situation.
+
+mod embed;
+mod exec;
+mod files;
+mod handles;
+mod handshake;
+mod helpers_die;
+mod listener;
+mod messages;
+mod order;
+mod policies;
+mod processes;
+mod sandboxed_files;
+mod sandboxed_processes;
+mod sessions;
+mod stdio;
+mod tidy;
