@@ -276,7 +276,8 @@ async fn carry(socket: WebSocket, end: LinkEnd) {
                 return;
             }
             // What is in line goes out together, the last of it at once.
-            if (is_last || outgoing.is_empty()) && (sink.flush().await.is_err() || is_last) {
+            let flushed = if is_last || outgoing.is_empty() { sink.flush().await } else { Ok(()) };
+            if is_last || flushed.is_err() {
                 return;
             }
         }

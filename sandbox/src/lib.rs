@@ -1,7 +1,7 @@
 //! What a policy means, and how the kernel is told.
 //!
 //! # How it works
-//! [`resolve`] turns a client's sandbox object, or a [`file`], and this machine into a [`policy::Policy`]: absolute paths with
+//! [`resolve`] turns a client's sandbox object, or a [`mod@file`], and this machine into a [`policy::Policy`]: absolute paths with
 //! what they give, patterns that are denied, and whether there is a network. Its bytes go to a helper. The helper opens the
 //! policy's paths ([`roots`]), then [`enforce`] gives up what the process must not have, in one fixed order: limits,
 //! capabilities, Landlock, seccomp. What the policy asks and these layers cannot give is a [`report::Gap`] and a refusal. A

@@ -325,9 +325,9 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(64))]
+        #![proptest_config(ProptestConfig::with_cases(32))]
         #[test]
-        fn numbers_are_dense_and_nothing_unreleased_is_lost(steps in prop::collection::vec((0_u8..6, 1_usize..300_000), 1..60)) {
+        fn numbers_are_dense_and_nothing_unreleased_is_lost(steps in prop::collection::vec((0_u8..6, 1_usize..400_000), 1..60)) {
             let (mut log, mut told) = (EventLog::default(), 0);
             for (step, size) in steps {
                 match step {

@@ -31,7 +31,7 @@ const BURST: usize = 64;
 const START_DEADLINE: Duration = Duration::from_secs(60);
 
 /// How long the killed processes of a session may take to be reaped.
-const CLOSE_DEADLINE: Duration = Duration::from_secs(5);
+const CLOSE_DEADLINE: Duration = Duration::from_secs(2);
 
 pub(super) struct Task {
     id: Arc<str>,

@@ -132,6 +132,10 @@ struct Tree<'a> {
 impl Tree<'_> {
     fn directory(&mut self, from: &AbsolutePath, to: &AbsolutePath) -> Result<(), FsError> {
         let listing = Listing::of(self.view, from.as_path(), Follow::Parents, MOST_NAMES)?;
+        if let Some(name) = &listing.hidden {
+            // A copy without it would be incomplete without a word.
+            return Err(self.stopped(FsError::Denied(Errno::ACCESS.raw_os_error()), join(from, name.as_ref())?));
+        }
         let stat = fstat(&listing.directory).map_err(os)?;
         if make_all(self.view, to.as_path(), true)? {
             self.made.push((to.clone(), stat.st_mode));
@@ -319,6 +323,11 @@ mod tests {
         assert_eq!(run(&view, tree.path("ws/in"), tree.path("ws/to_ro"), false), Err(FsError::Denied(30)));
         assert_eq!(run(&view, tree.path("ro"), tree.path("ws/.git"), true), Err(FsError::Denied(30)));
         assert_eq!(run(&view, tree.path("ws/leads_out"), tree.path("ro/ln"), false), Err(FsError::Denied(30)));
+        // What is denied within a tree is not left out in silence.
+        tree.put("secretive/deny", b"secret");
+        let hiding = confined(&[(tree.root(), "read"), (&ws, "write"), (&tree.at("secretive/deny"), "deny")]);
+        let denied = run(&hiding, tree.path("secretive"), tree.path("ws/copy"), true);
+        assert_eq!((denied, tree.at("ws/copy").exists()), (Err(FsError::Denied(13)), false));
         // A link that leads out is copied as what it is, and leads nowhere inside.
         run(&view, tree.path("ws/leads_out"), tree.path("ws/again"), false).unwrap();
         run(&view, tree.path("ro"), tree.path("ws/ro"), true).unwrap();

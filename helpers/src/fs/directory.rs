@@ -128,6 +128,8 @@ pub(super) struct Listing {
     pub(super) path: PathBuf,
     /// Names and their own types, never unknown.
     pub(super) names: Vec<(OsString, FileType)>,
+    /// A name that is there and that the policy hides, if there is one.
+    pub(super) hidden: Option<OsString>,
 }
 
 impl Listing {
@@ -145,12 +147,12 @@ impl Listing {
                     // A directory above a grant, which itself no entry covers: its names are those of the policy.
                     let seen = names.filter(|name| rules.is_visible(&path.join(name)));
                     let names = seen.filter_map(|name| Some((name.to_owned(), own_kind(&directory, name)?))).collect();
-                    return Ok(Self { directory, path, names });
+                    return Ok(Self { directory, path, names, hidden: None });
                 }
                 (openat(&directory, ".", FLAGS | OFlags::CLOEXEC, Mode::empty()).map_err(os)?, path)
             }
         };
-        let mut names = Vec::new();
+        let (mut names, mut hidden) = (Vec::new(), None);
         for entry in Dir::read_from(&directory).map_err(os)? {
             let entry = entry.map_err(os)?;
             let name = entry.file_name().to_bytes();
@@ -159,6 +161,7 @@ impl Listing {
             }
             let name = OsString::from_vec(name.to_vec());
             if view.rules().is_some_and(|rules| !rules.is_visible(&path.join(&name))) {
+                hidden = Some(name);
                 continue;
             }
             if names.len() >= most {
@@ -170,7 +173,7 @@ impl Listing {
                 kind => names.push((name, kind)),
             }
         }
-        Ok(Self { directory, path, names })
+        Ok(Self { directory, path, names, hidden })
     }
 
     /// The type of what a link in this directory leads to, if it leads to something that may be seen.

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 pub enum SpawnerRequest {
     /// First frame: both ends must be one build.
     Hello {
-        /// [`BUILD`] of the gateway.
+        /// [`BUILD`](super::BUILD) of the gateway.
         build: String,
     },
     /// Start a worker. Descriptors: its standard input and output (one socket), its control socket.
@@ -64,7 +64,7 @@ pub enum SpawnerEvent {
     Ready,
     /// The build differs; the spawner ends.
     WrongBuild {
-        /// [`BUILD`] of the spawner.
+        /// [`BUILD`](super::BUILD) of the spawner.
         build: String,
     },
     /// The program runs: its `execve` succeeded.
@@ -158,7 +158,7 @@ pub struct Enforced {
 /// First frame on a worker's control socket: who it shall be.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct WorkerSetup {
-    /// [`BUILD`] of the gateway.
+    /// [`BUILD`](super::BUILD) of the gateway.
     pub build: String,
     /// A compiled policy of the sandbox crate; none makes an unconfined worker.
     pub policy: Option<Bytes>,

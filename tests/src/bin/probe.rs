@@ -2,7 +2,7 @@
 //!
 //! The acts are those of the sandbox's own tests, which confine themselves; here the real gateway starts it under a policy.
 
-#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a program of the tests")]
+#![expect(clippy::print_stdout, reason = "a program of the tests")]
 
 #[path = "../../../sandbox/tests/kernel/acts.rs"]
 mod acts;

@@ -1,5 +1,7 @@
 //! Integration tests: the real program over real sockets on the real kernel, one module a situation.
 
+#![expect(clippy::unwrap_used, reason = "what fails in a test shall end it")]
+
 mod embed;
 mod exec;
 mod files;

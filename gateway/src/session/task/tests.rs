@@ -340,21 +340,34 @@ async fn a_terminal_echoes_and_ends() {
 }
 
 #[tokio::test]
-async fn signals_reach_the_group() {
+async fn terminate_kills_the_group_and_no_signal_goes_to_the_dead() {
     let mut client = Client::new().await;
-    client.start(shell("a", "trap 'echo int; exit 9' INT; echo ready; while :; do sleep 0.01; done")).await.unwrap();
+    client.start(shell("p", "trap '' INT TERM; echo ready; sleep 1000; true")).await.unwrap();
     client.until("stdout", b"ready\n").await;
-    client.interrupt("a").await;
+    assert!(client.terminate("p").await);
     let story = client.story().await;
-    assert_eq!((story.exit, story.output["stdout"].as_slice()), (Some(9), &b"int\n"[..]));
-    client.start(shell("b", "echo ready; sleep 1000; true")).await.unwrap();
-    client.until("stdout", b"ready\n").await;
-    assert!(client.terminate("b").await);
-    let story = client.story().await;
-    assert_eq!(story.exit, Some(137));
-    assert!(!client.terminate("b").await);
-    client.interrupt("b").await;
+    assert_eq!((story.exit, story.output.len()), (Some(137), 0));
+    assert!(!client.terminate("p").await);
+    client.interrupt("p").await;
     client.interrupt("nobody").await;
+    client.end().await;
+}
+
+#[tokio::test]
+async fn an_interrupt_is_sigint_and_may_be_repeated() {
+    let mut tasks = JoinSet::new();
+    let (spawner, mut sender, mut receiver) = fake::scripted(&mut tasks);
+    let mut client = Client::with(spawner, tasks).await;
+    let started = client.ask_start(shell("p", "")).await;
+    let Some((SpawnerRequest::Start { id, .. }, descriptors)) = fake::hear(&mut receiver).await else { panic!() };
+    fake::say(&mut sender, &SpawnerEvent::Started { id, pid: 1, enforced: Enforced::default() }).await;
+    started.await.unwrap().unwrap();
+    for _time in 0..2 {
+        client.interrupt("p").await;
+        let heard = fake::hear(&mut receiver).await;
+        assert!(matches!(heard, Some((SpawnerRequest::Signal { id: of, signal: 2 }, _)) if of == id), "{heard:?}");
+    }
+    drop((sender, receiver, descriptors));
     client.end().await;
 }
 
