@@ -1,8 +1,8 @@
 //! The spawner helper seen from the gateway: parent of everything that is started.
 //!
 //! One task talks to it. Whoever holds the `exit` of a [`Child`] owns the process: when that is dropped before the process
-//! ended, the task kills it, so that a caller that goes away at any moment leaks nothing. When the helper dies, it and the
-//! kernel end its children, everything that waits here fails as lost, and each `exit` is an error.
+//! ended, the task kills it, so that a caller that goes away at any moment leaks nothing. When the helper dies,
+//! everything that waits here fails as lost, and each `exit` is an error.
 
 #[cfg(test)]
 pub(crate) mod fake;
@@ -145,7 +145,7 @@ pub(crate) enum LaunchError {
     /// Nothing runs.
     #[error("{0}")]
     Failed(StepFailed),
-    /// The spawner died; whatever ran was killed with it.
+    /// The spawner died: whether something runs is not known.
     #[error("lost: {0}")]
     Lost(String),
 }

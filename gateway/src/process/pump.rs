@@ -247,7 +247,12 @@ impl Pump {
         }
         let (code, lost) = match status {
             Some(status) => (status.code(), None),
-            None => (ExitStatus::Signal(KILL).code(), Some("the spawner died, and the process was killed with it".to_owned())),
+            None => {
+                // What it may have left behind cannot be ended any more, so nobody shall wait for the end of its output.
+                self.sources.clear();
+                let text = "the spawner died: whether the process lives on is not known, and nothing can reach it";
+                (ExitStatus::Signal(KILL).code(), Some(text.to_owned()))
+            }
         };
         self.feed(Feed::Exited { code, lost }).await?;
         // Others who share its input see the end of it, after the session has heard of the exit.

@@ -518,10 +518,12 @@ async fn when_the_spawner_dies_its_processes_are_lost() {
     started.await.unwrap().unwrap();
     let pending = client.ask_start(shell("q", "")).await;
     fake::hear(&mut receiver).await.unwrap();
-    drop((sender, receiver, descriptors));
+    // Its output is still held by somebody, but it is not waited for.
+    drop((sender, receiver));
     let error = pending.await.unwrap().unwrap_err();
     assert!(error.message.starts_with("lost: "), "{error}");
     assert_eq!(client.story().await.exit, Some(137));
+    drop(descriptors);
     assert!(client.read("p", 0, 0).await.failure.is_some());
     client.end().await;
 }
