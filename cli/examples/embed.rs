@@ -6,7 +6,6 @@ use portcullis::protocol::fs::Empty;
 use portcullis::protocol::path::{AbsolutePath, WirePath};
 use portcullis::protocol::process::StartParams;
 use portcullis::{Config, ExecServerRuntimePaths, Gateway};
-use std::collections::BTreeMap;
 use std::error::Error;
 use std::process::ExitCode;
 
@@ -26,24 +25,9 @@ async fn serve(workspace: &AbsolutePath) -> Result<(), Box<dyn Error>> {
     let (client, task) = portcullis::connect(&gateway, "embed").await?;
 
     let read_only = serde_json::json!({"type": "read-only"});
-    let mut process = client
-        .start(&StartParams {
-            process_id: "ls".to_owned(),
-            argv: vec!["ls".to_owned()],
-            cwd: WirePath::Local(workspace.clone()),
-            env: BTreeMap::new(),
-            tty: false,
-            pipe_stdin: false,
-            arg0: None,
-            env_policy: None,
-            sandbox: Some(serde_json::value::to_raw_value(&read_only)?),
-            enforce_managed_network: false,
-            managed_network: None,
-            network_proxy: None,
-            shell_snapshot: None,
-            metadata: None,
-        })
-        .await?;
+    let mut params = StartParams::new("ls", vec!["ls".to_owned()], WirePath::Local(workspace.clone()));
+    params.sandbox = Some(serde_json::value::to_raw_value(&read_only)?);
+    let mut process = client.start(&params).await?;
     let mut listing = Vec::new();
     while let Some(event) = process.event().await {
         if let portcullis::client::ProcessEvent::Output { chunk, .. } = event {

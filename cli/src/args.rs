@@ -14,9 +14,9 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Serve clients until SIGINT or SIGTERM. Standard output carries one line: the URL.
+    /// Serve clients until SIGINT or SIGTERM. Standard output carries one line, the URL; with stdio, messages and nothing else.
     Serve(Serve),
-    /// Run one command, confined, and return its exit status.
+    /// Run one command, confined, and return its exit status; 125 if it could not be run. Its standard input is empty.
     Exec(Exec),
     /// Say what this kernel offers, and what each named policy would get.
     Doctor,

@@ -56,9 +56,11 @@ fn would_get(out: &mut impl Write, policy: &Policy, machine: &MachineReport) -> 
     if gaps.is_empty() {
         return writeln!(out, "  processes enforced ({network})");
     }
-    writeln!(out, "  processes refused ({network}), unless the operator accepts what is missing:")?;
+    let acceptable = gaps.iter().all(|gap| gap.waivable);
+    let unless = if acceptable { " unless --allow-unprotected-metadata is given" } else { "" };
+    writeln!(out, "  processes refused{unless} ({network}):")?;
     for gap in gaps {
-        writeln!(out, "    {}: {}", if gap.waivable { "can be accepted" } else { "cannot be accepted" }, gap.text)?;
+        writeln!(out, "    {}", gap.text)?;
     }
     Ok(())
 }

@@ -27,11 +27,18 @@ pub(crate) async fn run(options: &Exec) -> Result<ExitCode, Failure> {
     let mut config = Config::new(ExecServerRuntimePaths::of_this_process()?);
     config.allow_unprotected_metadata = options.allow_unprotected_metadata;
     let gateway = Gateway::start(config).await?;
-    let (client, task) = portcullis::connect(&gateway, "portcullis exec").await?;
-    let done = start_and_follow(client, &params).await;
-    gateway.shutdown().await;
-    task.await?;
-    done
+    match portcullis::connect(&gateway, "portcullis exec").await {
+        Ok((client, task)) => {
+            let done = start_and_follow(client, &params).await;
+            gateway.shutdown().await;
+            task.await?;
+            done
+        }
+        Err(error) => {
+            gateway.shutdown().await;
+            Err(error.into())
+        }
+    }
 }
 
 async fn start_and_follow(client: ExecServerClient, params: &StartParams) -> Result<ExitCode, Failure> {
@@ -84,6 +91,9 @@ async fn follow(mut process: Process) -> Result<ExitCode, Failure> {
 fn start_params(options: &Exec) -> Result<StartParams, Failure> {
     let workspace = std::fs::canonicalize(&options.workspace)
         .map_err(|error| format!("open the workspace `{}`: {error}", options.workspace.display()))?;
+    if !workspace.is_dir() {
+        return Err(format!("the workspace `{}` is not a directory", options.workspace.display()).into());
+    }
     let workspace = WirePath::Local(AbsolutePath::new(&workspace)?);
     let mut sandbox = policy(&options.policy)?.sandbox;
     sandbox.cwd = Some(workspace.clone());
@@ -91,26 +101,16 @@ fn start_params(options: &Exec) -> Result<StartParams, Failure> {
     let environment = EnvPolicy {
         inherit: Inherit::All,
         ignore_default_excludes: false,
-        exclude: Vec::new(),
+        // They would name the directory of this program, not the command's.
+        exclude: vec!["PWD".to_owned(), "OLDPWD".to_owned()],
         set: BTreeMap::new(),
         include_only: Vec::new(),
     };
-    Ok(StartParams {
-        process_id: "exec".to_owned(),
-        argv: options.command.clone(),
-        cwd: workspace,
-        env: options.env.iter().map(|variable| assignment(variable)).collect::<Result<_, _>>()?,
-        tty: false,
-        pipe_stdin: false,
-        arg0: None,
-        env_policy: Some(environment),
-        sandbox: Some(serde_json::value::to_raw_value(&sandbox.to_json())?),
-        enforce_managed_network: false,
-        managed_network: None,
-        network_proxy: None,
-        shell_snapshot: None,
-        metadata: None,
-    })
+    let mut params = StartParams::new("exec", options.command.clone(), workspace);
+    params.env = options.env.iter().map(|variable| assignment(variable)).collect::<Result<_, _>>()?;
+    params.env_policy = Some(environment);
+    params.sandbox = Some(serde_json::value::to_raw_value(&sandbox.to_json())?);
+    Ok(params)
 }
 
 /// A policy by name, or from a file.
@@ -130,6 +130,9 @@ fn policy(name: &str) -> Result<PolicyFile, Failure> {
 
 fn assignment(variable: &str) -> Result<(String, String), Failure> {
     if let Some((name, value)) = variable.split_once('=') {
+        if name.is_empty() {
+            return Err(format!("--env {variable}: a name must stand before the `=`").into());
+        }
         return Ok((name.to_owned(), value.to_owned()));
     }
     match std::env::var(variable) {

@@ -37,7 +37,14 @@ pub async fn connect(gateway: &Gateway, client_name: &str) -> Result<(ExecServer
         tokio::join!(up, down);
     });
     let transport = Transport { outgoing: to_gateway, incoming: from_gateway };
-    let (client, task) = ExecServerClient::over(transport, client_name).await?;
+    let (client, task) = match ExecServerClient::over(transport, client_name).await {
+        Ok(connected) => connected,
+        Err(error) => {
+            // Its transport is dropped, so the carrier ends.
+            let _panicked = carrier.await;
+            return Err(error);
+        }
+    };
     let joined = tokio::spawn(async move {
         let _panicked = task.await;
         let _panicked = carrier.await;

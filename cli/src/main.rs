@@ -18,14 +18,19 @@ fn main() -> ExitCode {
     }
     let arguments = Arguments::parse();
     log_to_stderr();
+    // A command's own status must not be taken for ours.
+    let failure = if matches!(arguments.command, Command::Exec(_)) { ExitCode::from(FAILED_EXEC) } else { ExitCode::FAILURE };
     match run(arguments.command) {
         Ok(code) => code,
         Err(error) => {
             let _stderr_closed = writeln!(io::stderr(), "portcullis: {error}");
-            ExitCode::FAILURE
+            failure
         }
     }
 }
+
+/// Status of `exec` when the command did not run to its end, as `env`, `timeout` and others have it.
+const FAILED_EXEC: u8 = 125;
 
 type Failure = Box<dyn std::error::Error>;
 
@@ -42,10 +47,6 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
             config.concurrent_requests = options.concurrent_requests;
             config.allow_unprotected_metadata = options.allow_unprotected_metadata;
             config.retention = Duration::from_secs(options.detached_retention);
-            writeln!(
-                io::stderr(),
-                "portcullis: no operator's ceiling is set and clients give no credential: every program of this machine that reaches the listener decides what its requests may touch"
-            )?;
             runtime
                 .block_on(portcullis::serve(options.listen.parse()?, config))
                 .map(|()| ExitCode::SUCCESS)

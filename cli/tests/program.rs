@@ -78,6 +78,8 @@ fn doctor_names_layers_and_policies() {
 fn exec_refuses_what_it_cannot_do_and_says_what_to_do() {
     for (arguments, why) in [
         (&["exec", "--workspace", "/no/such/directory", "--", "true"][..], "open the workspace `/no/such/directory`"),
+        (&["exec", "--workspace", "/etc/passwd", "--", "true"], "is not a directory"),
+        (&["exec", "--env", "=x", "--", "true"], "a name must stand before the `=`"),
         (&["exec", "--policy", "no-such-policy", "--", "true"], "known are read-only, workspace-write"),
         (&["exec", "--policy", "/no/such/file.toml", "--", "true"], "read the policy file `/no/such/file.toml`"),
         (&["exec", "--url", "ws://127.0.0.1:1", "--", "true"], "connect to ws://127.0.0.1:1"),
@@ -85,7 +87,7 @@ fn exec_refuses_what_it_cannot_do_and_says_what_to_do() {
         (&["exec", "--", "/no/such/program"], "No such file or directory"),
     ] {
         let ended = portcullis(arguments);
-        assert_eq!(ended.status.code(), Some(1), "{arguments:?}");
+        assert_eq!(ended.status.code(), Some(125), "{arguments:?}");
         assert!(text(&ended.stderr).contains(why), "{arguments:?}: {}", text(&ended.stderr));
     }
 }

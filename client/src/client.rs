@@ -58,12 +58,14 @@ impl ExecServerClient {
     ) -> Result<(Self, JoinHandle<()>), ExecServerError> {
         let (orders, queue) = mpsc::channel(QUEUE);
         let task = tokio::spawn(task::run(transport, queue, carrier));
-        let params = InitializeParams { client_name: client_name.to_owned(), resume_session_id: None };
-        let initialized: InitializeResult = call(&orders, "initialize", &params).await?;
-        let text =
-            rpc::notification_text("initialized", &serde_json::json!({})).map_err(|error| unwritable("initialized", &error))?;
-        send(&orders, Order::Notify { text }).await?;
-        Ok((Self { orders, initialized: Arc::new(initialized) }, task))
+        match shake_hands(&orders, client_name).await {
+            Ok(initialized) => Ok((Self { orders, initialized: Arc::new(initialized) }, task)),
+            Err(error) => {
+                drop(orders);
+                let _panicked = task.await;
+                Err(error)
+            }
+        }
     }
 
     /// What the server said of itself.
@@ -83,13 +85,33 @@ impl ExecServerClient {
     /// Starts a process. Its events are kept from the first on, up to a bound, after which the server is held up.
     ///
     /// # Errors
-    /// See [`ExecServerError`]. After [`ExecServerError::Disconnected`] it may or may not run.
+    /// See [`ExecServerError`]. After [`ExecServerError::Disconnected`] it may or may not run. An id whose process this client
+    /// still follows is [`ExecServerError::InUse`].
     pub async fn start(&self, params: &StartParams) -> Result<Process, ExecServerError> {
         let (events, receiver) = mpsc::channel(EVENTS);
-        send(&self.orders, Order::Listen { process: params.process_id.clone(), events }).await?;
-        let started = self.call("process/start", params).await?;
-        Ok(Process { client: self.clone(), started, events: receiver })
+        let (taken, answer) = oneshot::channel();
+        let process = params.process_id.clone();
+        send(&self.orders, Order::Listen { process: process.clone(), events, taken }).await?;
+        if answer.await.map_err(|_| gone())? {
+            return Err(ExecServerError::InUse(process));
+        }
+        match self.call("process/start", params).await {
+            Ok(started) => Ok(Process { client: self.clone(), started, events: receiver }),
+            Err(error) => {
+                send(&self.orders, Order::Unlisten { process }).await?;
+                Err(error)
+            }
+        }
     }
+}
+
+async fn shake_hands(orders: &mpsc::Sender<Order>, client_name: &str) -> Result<InitializeResult, ExecServerError> {
+    let params = InitializeParams { client_name: client_name.to_owned(), resume_session_id: None };
+    let initialized = call(orders, "initialize", &params).await?;
+    let text =
+        rpc::notification_text("initialized", &serde_json::json!({})).map_err(|error| unwritable("initialized", &error))?;
+    send(orders, Order::Notify { text }).await?;
+    Ok(initialized)
 }
 
 async fn call<R: DeserializeOwned>(
@@ -115,4 +137,51 @@ fn gone() -> ExecServerError {
 
 fn unwritable(method: &str, error: &serde_json::Error) -> ExecServerError {
     ExecServerError::Answer { method: method.to_owned(), reason: format!("its parameters cannot be written: {error}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ProcessEvent;
+    use portcullis_protocol::event::{Event, Stream};
+    use portcullis_protocol::path::WirePath;
+    use portcullis_protocol::rpc::{Id, Message, RpcError};
+
+    /// A server that starts what it is asked to but for the id `taken`.
+    async fn serve(mut requests: mpsc::Receiver<String>, answers: mpsc::Sender<String>) {
+        while let Some(text) = requests.recv().await {
+            let Ok(Message::Request { id, method, params }) = rpc::parse(text.as_bytes()) else { continue };
+            let answer = match (&*method, params.map_or("", |params| params.get())) {
+                ("initialize", _) => rpc::result_text(&id, &serde_json::json!({"sessionId": "s"})).unwrap(),
+                (_, params) if params.contains("taken") => {
+                    rpc::error_text(&id, &RpcError::new(-32600, "process taken already exists"))
+                }
+                (_, _) => rpc::result_text(&id, &serde_json::json!({"processId": "p"})).unwrap(),
+            };
+            answers.send(answer).await.unwrap();
+            if id == Id::Number(4) {
+                let output = Event::Output { stream: Stream::Stdout, chunk: b"x".to_vec() };
+                answers.send(output.notification("p", 1)).await.unwrap();
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_second_start_of_an_id_leaves_the_first_its_events() {
+        let (outgoing, requests) = mpsc::channel(8);
+        let (answers, incoming) = mpsc::channel(8);
+        let server = tokio::spawn(serve(requests, answers));
+        let (client, task) = ExecServerClient::over(Transport { outgoing, incoming }, "test").await.unwrap();
+        let start = |id: &str| StartParams::new(id, vec!["true".to_owned()], WirePath::parse("/").unwrap());
+        let mut first = client.start(&start("p")).await.unwrap();
+        assert!(matches!(client.start(&start("p")).await, Err(ExecServerError::InUse(id)) if id == "p"));
+        // A start that the server refuses is forgotten, so that it can be tried again.
+        for _twice in 0..2 {
+            assert!(matches!(client.start(&start("taken")).await, Err(ExecServerError::Server(_))));
+        }
+        assert_eq!(first.event().await, Some(ProcessEvent::Output { seq: 1, stream: Stream::Stdout, chunk: b"x".to_vec() }));
+        drop((first, client));
+        task.await.unwrap();
+        server.await.unwrap();
+    }
 }

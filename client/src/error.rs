@@ -16,6 +16,9 @@ pub enum ExecServerError {
     /// The server refused, or the operation failed there.
     #[error("{}", .0.message)]
     Server(RpcError),
+    /// This client follows a process of that id.
+    #[error("start process `{0}`: this client follows a process of that id already")]
+    InUse(String),
     /// The link ended with the call on its way: whether it was carried out is not known.
     #[error("exec-server transport disconnected: {0}")]
     Disconnected(String),

@@ -28,8 +28,10 @@ pub(crate) enum Order {
     Call { method: String, params: String, answer: Answer },
     /// Send a notification.
     Notify { text: String },
-    /// Hand what happens to a process to somebody. It ends by itself after the process's last event.
-    Listen { process: String, events: mpsc::Sender<ProcessEvent> },
+    /// Hand what happens to a process to somebody, unless somebody has it. It ends by itself after the process's last event.
+    Listen { process: String, events: mpsc::Sender<ProcessEvent>, taken: oneshot::Sender<bool> },
+    /// The process did not start.
+    Unlisten { process: String },
 }
 
 pub(crate) async fn run(transport: Transport, mut orders: mpsc::Receiver<Order>, carrier: Option<JoinHandle<()>>) {
@@ -81,8 +83,16 @@ impl Task {
                 Some(format!(r#"{{"id":{id},"method":{method},"params":{params}}}"#))
             }
             Order::Notify { text } => Some(text),
-            Order::Listen { process, events } => {
-                self.listeners.insert(process, events);
+            Order::Listen { process, events, taken } => {
+                let is_taken = self.listeners.get(&process).is_some_and(|listener| !listener.is_closed());
+                if !is_taken {
+                    self.listeners.insert(process, events);
+                }
+                let _caller_gone = taken.send(is_taken);
+                None
+            }
+            Order::Unlisten { process } => {
+                self.listeners.remove(&process);
                 None
             }
         }

@@ -4,10 +4,11 @@ use crate::core::Core;
 use crate::fs_call::{self, FsCall};
 use crate::handles::{self, Handles};
 use crate::handshake::Handshake;
+use crate::helper::worker::Done;
 use crate::link::{Incoming, Link, Outgoing};
-use crate::policies::Policies;
+use crate::policies::{Named, Policies};
 use crate::reply;
-use crate::session::{AttachError, Attachment, Command, SessionHandle};
+use crate::session::{AttachError, Attachment, Command, SessionHandle, Turn};
 use futures_util::FutureExt as _;
 use portcullis_protocol::environment::EnvironmentStatus;
 use portcullis_protocol::fs::{Empty, HandleParams};
@@ -256,37 +257,38 @@ impl Connection {
     }
 
     fn files(&mut self, id: Id, call: Call) -> Result<(), RpcError> {
-        let Ok(prepared) = FsCall::prepare(call) else { return Err(reply::internal("a call has no route")) };
-        let call = prepared?;
-        let policy = self.policies.for_files(call.sandbox.as_deref()).map_err(|error| named(&call.attempt, error))?;
-        let order = self.order()?;
-        let turn = if call.operation.is_mutation() { order.mutation() } else { order.read() };
-        let (core, session) = (Arc::clone(&self.core), self.session()?);
+        let (core, carried) = (Arc::clone(&self.core), self.prepare(call)?);
         self.run(id.clone(), async move {
-            let attempt = call.attempt.clone();
-            let done = call.carry_out(&core, &session, policy.as_ref(), turn).await?;
+            let attempt = carried.call.attempt.clone();
+            let done = carried.out(&core).await?;
             fs_call::reply_text(&id, &attempt, done, &core.blocking).await
         });
         Ok(())
     }
 
     fn open(&mut self, id: Id, call: Call, name: String, slot: handles::Slot) -> Result<(), RpcError> {
-        let Ok(prepared) = FsCall::prepare(call) else { return Err(reply::internal("a call has no route")) };
-        let call = prepared?;
-        let policy = self.policies.for_files(call.sandbox.as_deref()).map_err(|error| named(&call.attempt, error))?;
-        let order = self.order()?;
-        let turn = if call.operation.is_mutation() { order.mutation() } else { order.read() };
-        let (core, session) = (Arc::clone(&self.core), self.session()?);
+        let (core, carried) = (Arc::clone(&self.core), self.prepare(call)?);
         self.run(id.clone(), async move {
             // However this ends, blocks that wait for the handle must hear of it.
             let slot = OpenEnd(slot);
-            let attempt = call.attempt.clone();
-            let done = call.carry_out(&core, &session, policy.as_ref(), turn).await?;
+            let attempt = carried.call.attempt.clone();
+            let done = carried.out(&core).await?;
             let file = done.descriptor.ok_or_else(|| reply::internal(format!("{attempt}: the worker sent no descriptor")))?;
             slot.0.opened(Some(file));
             text(&id, &HandleParams { handle_id: name })
         });
         Ok(())
+    }
+
+    /// Takes a file call apart, resolves its policy, and enters it into the session's order.
+    fn prepare(&mut self, call: Call) -> Result<Prepared, RpcError> {
+        let Ok(call) = FsCall::prepare(call) else { return Err(reply::internal("a call has no route")) };
+        let call = call?;
+        let policy = self.policies.for_files(call.sandbox.as_deref()).map_err(|error| named(&call.attempt, error))?;
+        let session = self.session()?;
+        let order = self.order()?;
+        let turn = if call.operation.is_mutation() { order.mutation() } else { order.read() };
+        Ok(Prepared { call, policy, session, turn })
     }
 
     /// Runs a call in a slot.
@@ -368,6 +370,20 @@ async fn answered<T: Serialize>(id: Id, answer: oneshot::Receiver<Result<T, RpcE
 
 fn session_ended() -> RpcError {
     reply::invalid("the session has ended")
+}
+
+/// A file call that has its place in the session's order.
+struct Prepared {
+    call: FsCall,
+    policy: Option<Named>,
+    session: Arc<str>,
+    turn: Turn,
+}
+
+impl Prepared {
+    async fn out(self, core: &Core) -> Result<Done, RpcError> {
+        self.call.carry_out(core, &self.session, self.policy.as_ref(), self.turn).await
+    }
 }
 
 /// Tells those who wait for a handle that its open failed, unless it succeeded first.

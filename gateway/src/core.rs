@@ -12,6 +12,7 @@ use crate::registry::Registry;
 use crate::reply;
 use crate::session::{self, Command, SessionConfig, SessionHandle};
 use portcullis_protocol::environment::EnvironmentInfo;
+use portcullis_protocol::helper::HIDDEN_FLAG;
 use portcullis_protocol::process::StartParams;
 use portcullis_protocol::rpc::{RpcError, code};
 use portcullis_sandbox::policy::Policy;
@@ -60,6 +61,11 @@ enum Work {
 /// Why a gateway cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
+    /// The program that embeds the gateway does not play the hidden roles.
+    #[error(
+        "start a gateway in a start that is a hidden helper's: `main` must call `portcullis::dispatch()` first, and end if it answers"
+    )]
+    NotDispatched,
     /// Its spawner does not run.
     #[error("start the spawner from `{executable}`: {reason}")]
     Spawner {
@@ -76,6 +82,10 @@ impl Gateway {
     /// # Errors
     /// The executable does not play its hidden roles: see [`crate::ExecServerRuntimePaths`].
     pub async fn start(config: Config) -> Result<Self, StartError> {
+        if std::env::args_os().nth(1).is_some_and(|argument| argument == HIDDEN_FLAG) {
+            // This start is a helper's already: another gateway would start another helper, and so on.
+            return Err(StartError::NotDispatched);
+        }
         let failed = |error: SpawnerError| StartError::Spawner {
             executable: config.paths.executable.display().to_string(),
             reason: error.to_string(),
@@ -163,15 +173,15 @@ impl Core {
                     .to_owned(),
             ));
         }
-        let open: Vec<String> = report::process_gaps(&named.policy)
-            .into_iter()
-            .filter(|gap| !(gap.waivable && self.config.allow_unprotected_metadata))
-            .map(|gap| gap.text)
-            .collect();
+        let mut open = report::process_gaps(&named.policy);
+        open.retain(|gap| !(gap.waivable && self.config.allow_unprotected_metadata));
         if open.is_empty() {
             Ok(Some(named.policy))
         } else {
-            Err(refused(format!("sandbox intent cannot be enforced on this executor: {}", open.join("; "))))
+            Err(refused(format!(
+                "the policy cannot be enforced on a process here, nothing was started: {}",
+                report::describe(&open)
+            )))
         }
     }
 }

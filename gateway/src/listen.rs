@@ -160,6 +160,9 @@ async fn serve_websocket(address: SocketAddr, config: Config, stop: &Cancellatio
     let gateway = Gateway::start(config).await?;
     let (upgrades, mut upgraded) = mpsc::channel(UPGRADES);
     writeln!(io::stdout(), "ws://{local}").map_err(failed("say on standard output where to reach"))?;
+    tracing::warn!(
+        "no operator's policy is set and clients give no credential: every program of this machine that reaches ws://{local} says itself what its requests may touch"
+    );
     let listener = axum::serve::ListenerExt::tap_io(listener, |socket| {
         // Without this a reply and the notification behind it wait 40 ms for the client's delayed acknowledgement.
         if let Err(error) = socket.set_nodelay(true) {

@@ -12,11 +12,13 @@ use std::sync::Arc;
 
 /// Texts remembered per connection; a client that makes up new ones all the time pays for each.
 const CAPACITY: usize = 64;
+/// Bytes of a text that is worth remembering; a longer one is resolved each time.
+const LONGEST: usize = 256 * 1024;
 
-/// A policy with its name.
+/// A policy, and the hash that names it.
 #[derive(Debug, Clone)]
 pub(crate) struct Named {
-    /// Its hash.
+    /// Of the policy's bytes.
     pub(crate) hash: PolicyHash,
     /// What it says.
     pub(crate) policy: Arc<Policy>,
@@ -44,11 +46,14 @@ impl Policies {
         if self.known.len() >= CAPACITY {
             self.known.clear();
         }
-        self.known.insert(text.into(), named.clone());
+        if text.len() <= LONGEST {
+            self.known.insert(text.into(), named.clone());
+        }
         Ok(named)
     }
 
-    /// The policy of a process, whose working directory stands in for an absent one.
+    /// The policy of a process, whose working directory stands in for an absent one. It is resolved each time: a start costs
+    /// far more, and the text alone does not decide.
     pub(crate) fn for_process(&self, sandbox: Option<&RawValue>, cwd: &AbsolutePath) -> Result<Option<Named>, RpcError> {
         text(sandbox).map_or(Ok(None), |text| self.resolve(text, Some(cwd)))
     }

@@ -1,4 +1,4 @@
-//! The only place that picks an error of the wire.
+//! Errors of the wire for calls on files and handles: which code, and the words around the cause.
 
 use crate::helper::worker::WorkerError;
 use portcullis_protocol::helper::{FsError, errno_text};
@@ -16,9 +16,8 @@ pub(crate) fn fs_error(attempt: &str, error: &FsError) -> RpcError {
     let number = match error {
         FsError::Os(errno) | FsError::Denied(errno) | FsError::Partial { errno, .. } => os_code(*errno),
         FsError::NotAFile(_) | FsError::TooLarge(_) | FsError::Link => code::INVALID_REQUEST,
-        FsError::Unsupported(text) if text == "recursive no-follow removal is unsupported" => code::INTERNAL,
         FsError::Unsupported(_) => code::INVALID_REQUEST,
-        FsError::Stale => code::INTERNAL,
+        FsError::RecursiveNoFollow | FsError::Stale => code::INTERNAL,
     };
     RpcError::new(number, format!("{attempt}: {error}"))
 }
@@ -84,6 +83,6 @@ mod tests {
     #[test]
     fn texts_say_what_was_attempted_on_what() {
         let error = fs_error("fs/writeFile /etc/x", &FsError::Denied(30));
-        assert_eq!(error.message, "fs/writeFile /etc/x: Read-only file system (os error 30)");
+        assert_eq!(error.message, "fs/writeFile /etc/x: the request's policy refuses it: Read-only file system (os error 30)");
     }
 }

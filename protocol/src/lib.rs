@@ -11,7 +11,6 @@ pub mod environment;
 pub mod event;
 pub mod fs;
 pub mod helper;
-pub mod http;
 pub mod init;
 pub mod method;
 pub mod path;

@@ -50,6 +50,29 @@ pub struct StartParams {
     pub metadata: Option<Box<RawValue>>,
 }
 
+impl StartParams {
+    /// A start with an empty environment, without a terminal, an open input or a sandbox.
+    #[must_use]
+    pub fn new(process_id: impl Into<String>, argv: Vec<String>, cwd: WirePath) -> Self {
+        Self {
+            process_id: process_id.into(),
+            argv,
+            cwd,
+            env: BTreeMap::new(),
+            tty: false,
+            pipe_stdin: false,
+            arg0: None,
+            env_policy: None,
+            sandbox: None,
+            enforce_managed_network: false,
+            managed_network: None,
+            network_proxy: None,
+            shell_snapshot: None,
+            metadata: None,
+        }
+    }
+}
+
 /// `managedNetwork` of a start.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]

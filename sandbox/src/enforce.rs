@@ -118,7 +118,7 @@ fn refuse_threads() -> Result<(), EnforceError> {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EnforceError {
     /// The policy asks what the layers of this version cannot enforce on a process.
-    #[error("enforce policy on a process: {}", .0.iter().map(|gap| gap.text.as_str()).collect::<Vec<_>>().join("; "))]
+    #[error("enforce policy on a process: {}", report::describe(.0))]
     Gaps(Vec<Gap>),
     /// A root could not be opened.
     #[error("open policy path `{path}` before confinement")]

@@ -69,24 +69,35 @@ impl GapKind {
     }
 
     fn gap(self) -> Gap {
-        const WAIVE: &str = "start the server with --allow-unprotected-metadata to accept that";
-        const MOUNTS: &str = "needs the mount layer, which this version does not build yet";
+        const MOUNTS: &str = "needs the mount layer, which this version does not build";
         let text = match self {
-            Self::MetadataOutside => format!(
-                "under a policy with a writable root, keeping chmod, chown, utime and xattr from files outside {MOUNTS}; {WAIVE}"
-            ),
-            Self::CarveOuts => {
-                format!("keeping .git and other places below a writable root read-only {MOUNTS}; {WAIVE}")
+            Self::MetadataOutside => {
+                format!("keeping chmod, chown, utime and xattr from files outside the writable roots {MOUNTS}")
             }
-            Self::DenyEntries => format!(
-                "denying places below a granted one {MOUNTS}; grant only what may be reached, or use file requests, which hold it"
-            ),
-            Self::Signals => format!(
-                "keeping signals from processes outside needs the Landlock layer with ABI {SCOPES_ABI} (Linux 6.12 or later); {WAIVE}"
-            ),
+            Self::CarveOuts => format!("keeping .git and other places below a writable root read-only {MOUNTS}"),
+            Self::DenyEntries => {
+                format!(
+                    "denying places below a granted one {MOUNTS}: grant only what may be reached, or use file calls, which hold it"
+                )
+            }
+            Self::Signals => {
+                format!(
+                    "keeping signals from processes outside needs the Landlock layer with ABI {SCOPES_ABI}: use Linux 6.12 or later"
+                )
+            }
         };
-        Gap { what: self, waivable: self != Self::DenyEntries, text }
+        Gap { what: self, waivable: matches!(self, Self::MetadataOutside | Self::CarveOuts), text }
     }
+}
+
+/// The gaps in words, each once, with what to do where the operator can accept them.
+#[must_use]
+pub fn describe(gaps: &[Gap]) -> String {
+    let mut text = gaps.iter().map(|gap| gap.text.as_str()).collect::<Vec<_>>().join("; ");
+    if !gaps.is_empty() && gaps.iter().all(|gap| gap.waivable) {
+        text.push_str("; start the gateway with --allow-unprotected-metadata to accept that");
+    }
+    text
 }
 
 /// What the layers of this version and machine cannot enforce on a process under this policy. Links are not followed: a helper
@@ -257,7 +268,8 @@ mod tests {
         for kind in [GapKind::MetadataOutside, GapKind::CarveOuts, GapKind::DenyEntries, GapKind::Signals] {
             let gap = kind.gap();
             assert!(gap.text.contains("layer"), "{}", gap.text);
-            assert_eq!(gap.waivable, gap.text.contains("--allow-unprotected-metadata"), "{}", gap.text);
+            let text = describe(std::slice::from_ref(&gap));
+            assert_eq!(gap.waivable, text.contains("--allow-unprotected-metadata"), "{text}");
         }
     }
 }

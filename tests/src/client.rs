@@ -51,13 +51,16 @@ impl Client {
     /// Resumes a session, trying again while its old connection is not gone yet.
     pub async fn resume(server: &Server, session: &str) -> Self {
         let mut client = Self::dial(&server.url).await;
-        loop {
-            match client.initialize(Some(session)).await {
-                Ok(_) => break,
-                Err(Refusal { code: -32010, .. }) => tokio::task::yield_now().await,
-                Err(other) => panic!("resume: {other:?}"),
+        let attached = async {
+            loop {
+                match client.initialize(Some(session)).await {
+                    Ok(_) => break,
+                    Err(Refusal { code: -32010, .. }) => tokio::task::yield_now().await,
+                    Err(other) => panic!("resume: {other:?}"),
+                }
             }
-        }
+        };
+        timeout(PATIENCE, attached).await.expect("the old connection goes away");
         client.send(&json!({"method": "initialized"})).await;
         client
     }

@@ -36,7 +36,7 @@ pub(super) struct Manner {
 /// Removes what is at a path; a link itself, never its target.
 pub(super) fn remove(view: &View, path: &AbsolutePath, manner: Manner) -> Result<FsDone, FsError> {
     if manner.recursive && !manner.follow {
-        return Err(FsError::Unsupported("recursive no-follow removal is unsupported".to_owned()));
+        return Err(FsError::RecursiveNoFollow);
     }
     match remove_name(view, path, manner) {
         Err(error) if manner.force && is(&error, Errno::NOENT) => Ok(FsDone::Changed),
@@ -271,7 +271,7 @@ mod tests {
             assert_eq!(run(&view, tree.path("nope"), false, true, true), Ok(FsDone::Changed));
             assert_eq!(run(&view, tree.path("e/empty"), false, true, true), Ok(FsDone::Changed));
             assert_eq!(run(&view, tree.path("f"), false, true, true), Ok(FsDone::Changed));
-            let unsupported = FsError::Unsupported("recursive no-follow removal is unsupported".to_owned());
+            let unsupported = FsError::RecursiveNoFollow;
             assert_eq!(run(&view, tree.path("d"), true, true, false), Err(unsupported));
             assert_eq!(run(&view, tree.path("e"), false, true, false), Ok(FsDone::Changed));
             assert_eq!(run(&view, tree.path("ln"), false, true, false), Err(FsError::Link));

@@ -218,7 +218,7 @@ pub enum FsError {
     Os(i32),
     /// The policy said no, with the error number that a system under that policy would give: EROFS for a write where only
     /// reading is allowed, ENOENT for what no entry covers, EACCES under a deny entry.
-    #[error("{}", errno_text(*.0))]
+    #[error("the request's policy refuses it: {}", errno_text(*.0))]
     Denied(i32),
     /// A directory, FIFO, device or socket where only a regular file will do.
     #[error("path `{0}` is not a file")]
@@ -229,6 +229,9 @@ pub enum FsError {
     /// `follow: false` on a link.
     #[error("path contains a symbolic link")]
     Link,
+    /// A tree is removed only with links followed, as clients of this wire know it.
+    #[error("recursive no-follow removal is unsupported")]
+    RecursiveNoFollow,
     /// What this operation does not do, in words.
     #[error("{0}")]
     Unsupported(String),

@@ -143,7 +143,7 @@ impl Sandbox {
             }
             let mut plain = object.object(member)?;
             let permissions = plain_permissions(&mut plain)?;
-            object.ignored += plain.finish(&[])?;
+            object.ignored += plain.finish(&PLAIN_MEMBERS)?;
             Self::surroundings(&mut object, permissions, true)?
         } else if object.has("type") {
             let permissions = plain_permissions(&mut object)?;
@@ -151,7 +151,8 @@ impl Sandbox {
         } else {
             return Err(fail(&object.at, "missing field `permissions`"));
         };
-        let ignored = object.finish(&["permissions", "sandboxPolicy", "policy", "policyContext", "workspaceRoots", "cwd"])?;
+        let own = ["permissions", "sandboxPolicy", "policy", "policyContext", "workspaceRoots", "cwd"];
+        let ignored = object.finish(&[&own[..], &PLAIN_MEMBERS].concat())?;
         Ok(Self { ignored, ..sandbox })
     }
 
@@ -188,6 +189,11 @@ impl Sandbox {
         Ok(Self { permissions, cwd, workspace_roots: roots.unwrap_or_default(), roots_default_to_cwd, ignored: 0 })
     }
 }
+
+/// Members of plain policies that decide over access; `access` and `readOnlyAccess` are narrowings of other makes, which this
+/// version does not know and must not leave out.
+const PLAIN_MEMBERS: [&str; 7] =
+    ["writable_roots", "network_access", "exclude_slash_tmp", "exclude_tmpdir_env_var", "access", "readOnlyAccess", "type"];
 
 /// Members that would each say what is granted must not stand side by side.
 fn only_one(object: &Object, others: &[&str]) -> Result<(), SandboxError> {
@@ -465,6 +471,11 @@ mod tests {
         for (text, meant) in [
             (r#"{"type":"read-only","permission":{}}"#, "permissions"),
             (r#"{"type":"read-only","workspace_roots":[]}"#, "workspaceRoots"),
+            (r#"{"type":"workspace-write","exclude_slash_tmpp":true}"#, "exclude_slash_tmp"),
+            (r#"{"type":"workspace-write","excludeslashtmp":true}"#, "exclude_slash_tmp"),
+            (r#"{"type":"read-only","access":{"type":"restricted"}}"#, "access"),
+            (r#"{"policy":{"type":"read-only","readOnlyAccess":{}}}"#, "readOnlyAccess"),
+            (r#"{"policy":{"type":"workspace-write","writeable_roots":[]}}"#, "writable_roots"),
         ] {
             assert!(parse(text).unwrap_err().contains(&format!("did you mean `{meant}`?")), "{text}");
         }

@@ -155,7 +155,7 @@ impl Object {
     pub(super) fn finish(self, matter: &[&str]) -> Result<u32, SandboxError> {
         for member in self.members.keys() {
             if let Some(meant) = matter.iter().find(|name| is_near_miss(member, name)) {
-                return Err(fail(&self.at, format!("unknown field `{member}`: did you mean `{meant}`?")));
+                return Err(fail(&self.at, format!("`{member}` is unknown or out of place here, did you mean `{meant}`?")));
             }
         }
         Ok(self.ignored + u32::try_from(self.members.len()).unwrap_or(u32::MAX))

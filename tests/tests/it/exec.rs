@@ -31,7 +31,7 @@ async fn workspace_write_needs_the_operators_word_and_then_holds_the_rest() {
     let workspace = inside.path("").to_str().unwrap().to_owned();
     let policy = ["--workspace", &workspace, "--policy", "workspace-write"];
     let (output, _stdout, stderr) = exec(&[&policy[..], &["--", "true"]].concat()).await;
-    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(output.status.code(), Some(125));
     assert!(stderr.contains("--allow-unprotected-metadata") && stderr.contains(".git"), "{stderr}");
     let script = format!("echo x >made; echo x >{}", outside.path("made").display());
     let (output, _stdout, _stderr) =

@@ -40,6 +40,26 @@ async fn files_of_every_size_are_read_whole() {
 }
 
 #[tokio::test]
+async fn the_gateway_itself_opens_nothing() {
+    let (server, mut client, _place) = set_up().await;
+    let gateway = format!("Pid:\t{}\n", server.program.child.id().unwrap());
+    // Whoever opens this reads of himself.
+    let path = "file:///proc/self/status";
+    let read = client.ok("fs/readFile", json!({"path": path})).await["dataBase64"].as_str().unwrap().to_owned();
+    client.ok("fs/open", json!({"handleId": "h", "path": path})).await;
+    let block =
+        client.ok("fs/readBlock", json!({"handleId": "h", "offset": 0, "len": 4096})).await["chunk"].as_str().unwrap().to_owned();
+    for content in [read, block] {
+        let content = String::from_utf8(STANDARD.decode(content).unwrap()).unwrap();
+        assert!(content.contains("Pid:\t") && !content.contains(&gateway), "{content}");
+    }
+    // The control: the gateway's own is another file, and says so.
+    let own =
+        client.ok("fs/readFile", json!({"path": format!("file:///proc/{}/status", server.program.child.id().unwrap())})).await;
+    assert!(String::from_utf8(STANDARD.decode(own["dataBase64"].as_str().unwrap()).unwrap()).unwrap().contains(&gateway));
+}
+
+#[tokio::test]
 async fn only_regular_files_are_read_and_nothing_hangs() {
     let (_server, mut client, place) = set_up().await;
     place.directory("d");

@@ -35,27 +35,35 @@ async fn a_killed_worker_loses_its_calls_and_is_replaced() {
     let place = Place::new();
     let uri = place.put("f", "content");
     let mut client = Client::connect(&server).await;
-    client.ok("fs/readFile", json!({"path": uri})).await;
-    let workers = children(spawner(&server).unsigned_abs(), "worker");
-    assert!(!workers.is_empty());
-    // Stopped, they take requests and answer none; killed, they never will.
-    for worker in &workers {
-        send(*worker, Signal::STOP);
+    // A call that had not left the gateway when its worker died goes to another one, so a single try proves nothing.
+    let mut was_lost = false;
+    for _try in 0..50 {
+        client.ok("fs/readFile", json!({"path": uri})).await;
+        let workers = children(spawner(&server).unsigned_abs(), "worker");
+        assert!(!workers.is_empty());
+        // Stopped, they take requests and answer none; killed, they never will.
+        for worker in &workers {
+            send(*worker, Signal::STOP);
+        }
+        let read = client.begin("fs/readFile", json!({"path": uri})).await;
+        client.ok("environment/status", json!({})).await;
+        let watched: Vec<Watched> = workers.iter().map(|worker| Watched::new(*worker)).collect();
+        for worker in &workers {
+            send(*worker, Signal::KILL);
+        }
+        for worker in watched {
+            worker.ended().await;
+        }
+        match client.answer(read).await {
+            Ok(_) => {}
+            Err(lost) => {
+                assert!(lost.code == -32603 && lost.message.contains("lost"), "{lost:?}");
+                was_lost = true;
+                break;
+            }
+        }
     }
-    let read = client.begin("fs/readFile", json!({"path": uri})).await;
-    let write = client.begin("fs/writeFile", json!({"path": place.uri("made"), "dataBase64": ""})).await;
-    client.ok("environment/status", json!({})).await;
-    let watched: Vec<Watched> = workers.iter().map(|worker| Watched::new(*worker)).collect();
-    for worker in &workers {
-        send(*worker, Signal::KILL);
-    }
-    for worker in watched {
-        worker.ended().await;
-    }
-    let lost = client.answer(read).await.unwrap_err();
-    assert!(lost.code == -32603 && lost.message.contains("lost"), "{lost:?}");
-    let write = client.answer(write).await;
-    assert!(write.is_ok() || write.as_ref().is_err_and(|refusal| refusal.message.contains("lost")), "{write:?}");
+    assert!(was_lost, "no call was in a worker's hands when it died");
     client.ok("fs/readFile", json!({"path": uri})).await;
 }
 
@@ -71,6 +79,6 @@ async fn a_killed_spawner_ends_its_processes_by_name() {
     assert_eq!(client.events("p").await.code(), 137);
     // Nothing can be started without a spawner: an error says so, and the connection stays.
     let refusal = client.refused("process/start", Client::start_params(&place, "q", &["true"])).await;
-    assert_eq!(refusal.code, -32603, "{refusal:?}");
+    assert!(refusal.code == -32603 && refusal.message.contains("the spawner has ended"), "{refusal:?}");
     client.ok("environment/status", json!({})).await;
 }

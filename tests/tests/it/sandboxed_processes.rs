@@ -155,3 +155,24 @@ async fn tmpdir_is_the_servers_own() {
     client.run(&place, "q", &["sh", "-c", &script], json!({"env": env})).await;
     assert!(place.has("requests/made"), "the control: without a sandbox both can be written");
 }
+
+#[tokio::test]
+async fn what_the_request_plants_acts_inside_only() {
+    let server = Server::start().await;
+    let place = Place::new();
+    // A program on the request's PATH, and a script that bash reads first: each tries to leave a mark.
+    let mark = |name: &str| format!("#!/bin/sh\necho x >{}/{name}\n", place.path("").display());
+    place.put("bin/true", mark("by-path"));
+    place.mode("bin/true", 0o755);
+    place.put("rc", mark("by-bash-env"));
+    let env = json!({"PATH": format!("{}:/usr/bin:/bin", place.path("bin").display()), "BASH_ENV": place.path("rc")});
+    let script = "true; exit 0";
+    let mut client = Client::connect(&server).await;
+    let confined = json!({"env": env, "sandbox": {"type": "read-only"}});
+    client.run(&place, "p", &["true"], confined.clone()).await;
+    client.run(&place, "q", &["bash", "-c", script], confined).await;
+    assert!(!place.has("by-path") && !place.has("by-bash-env"));
+    client.run(&place, "r", &["true"], json!({"env": env})).await;
+    client.run(&place, "s", &["bash", "-c", script], json!({"env": env})).await;
+    assert!(place.has("by-path") && place.has("by-bash-env"), "the control: without a sandbox both leave their marks");
+}

@@ -55,7 +55,7 @@ async fn processes_are_private_to_their_session() {
 }
 
 #[tokio::test]
-async fn a_pending_poll_and_known_writes_survive_a_cut() {
+async fn a_pending_poll_holds_no_session_and_known_writes_are_remembered() {
     let server = Server::start().await;
     let place = Place::new();
     let mut client = Client::connect(&server).await;
@@ -63,6 +63,7 @@ async fn a_pending_poll_and_known_writes_survive_a_cut() {
     let write = |id: &str, chunk: &str| json!({"processId": "p", "chunk": chunk, "writeId": id});
     client.ok("process/write", write("w1", "YQo=")).await;
     client.output("p", "a\n").await;
+    // A poll that waits must not hold the session when its connection is cut: the resume would never succeed.
     client.begin("process/read", json!({"processId": "p", "afterSeq": 1, "waitMs": 600_000})).await;
     let session = client.session.clone();
     client.cut();
@@ -83,12 +84,15 @@ async fn a_detached_session_ends_after_its_retention_with_its_processes() {
     client.cut();
     watched.ended().await;
     let mut late = Client::dial(&server.url).await;
-    let refusal = loop {
-        match late.initialize(Some(&session)).await {
-            Err(refusal) if refusal.code == -32600 => break refusal,
-            Err(_still_ending) => {}
-            Ok(_) => panic!("the session should have ended"),
+    let forgotten = async {
+        loop {
+            match late.initialize(Some(&session)).await {
+                Err(refusal) if refusal.code == -32600 => break refusal,
+                Err(_still_ending) => {}
+                Ok(_) => panic!("the session should have ended"),
+            }
         }
     };
+    let refusal = tokio::time::timeout(portcullis_tests::PATIENCE, forgotten).await.unwrap();
     assert_eq!(refusal.message, format!("unknown session id {session}"));
 }

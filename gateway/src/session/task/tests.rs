@@ -297,16 +297,22 @@ async fn a_full_queue_holds_up_that_write_alone() {
 #[tokio::test]
 async fn every_byte_of_input_arrives_once_there_is_a_reader() {
     let mut client = Client::new().await;
-    client.start(StartParams { pipe_stdin: true, ..shell("p", "head -c 9175040 | cksum; exec cat") }).await.unwrap();
-    let chunk: Vec<u8> = (0..65536).map(|at: u32| u8::try_from(at % 251).unwrap()).collect();
-    let mut waiting = Vec::new();
-    for nth in 0..140 {
+    client.start(StartParams { pipe_stdin: true, ..shell("p", "head -c 9175040 | sha256sum; exec cat") }).await.unwrap();
+    let (mut waiting, mut all) = (Vec::new(), Vec::new());
+    for nth in 0..140_u32 {
+        // No chunk is like another, so none can take another's place.
+        let chunk: Vec<u8> = (0..65536_u32).map(|at| (at + nth * 7).to_le_bytes()[usize::from(at % 3 == 0)]).collect();
         waiting.push(client.ask_write("p", &nth.to_string(), &chunk).await);
+        all.extend(chunk);
     }
     for answer in waiting {
         assert_eq!(answer.await.unwrap().unwrap().status, WriteStatus::Accepted);
     }
-    client.until("stdout", b" 9175040\n").await;
+    let sum: String = sha2::Digest::finalize(<sha2::Sha256 as sha2::Digest>::new_with_prefix(&all))
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    client.until("stdout", format!("{sum}  -\n").as_bytes()).await;
     client.end().await;
 }
 

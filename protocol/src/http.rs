@@ -1,1 +1,0 @@
-//! `http/request`: known by name; requests from the executing side are not built yet.
