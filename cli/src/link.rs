@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use portcullis_client::{ExecServerClient, ExecServerError, Transport};
-use portcullis_gateway::{Gateway, Incoming, Link, LinkEnd, Outgoing};
+use portcullis_gateway::{Gateway, Link, LinkEnd, Outgoing};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
@@ -22,13 +22,13 @@ pub async fn connect(gateway: &Gateway, client_name: &str) -> Result<(ExecServer
     let carrier = tokio::spawn(async move {
         let up = async move {
             while let Some(text) = from_client.recv().await {
-                if incoming.send(Incoming(Bytes::from(text))).await.is_err() {
+                if incoming.send(Bytes::from(text)).await.is_err() {
                     return;
                 }
             }
         };
         let down = async move {
-            while let Some(Outgoing::Text(text)) = outgoing.recv().await {
+            while let Some(Outgoing::Text(text) | Outgoing::Large(text, _)) = outgoing.recv().await {
                 if to_client.send(text).await.is_err() {
                     return;
                 }

@@ -5,10 +5,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use tokio::sync::Semaphore;
 
-/// Threads that may wait for disks at once; more wait in line.
-const THREADS: usize = 8;
+/// Threads of one connection that may wait for disks at once; its other calls wait in line. A disk that hangs holds up
+/// whoever uses it and nobody else.
+const THREADS: usize = 4;
 
-/// The pool. Cloning shares it.
+/// The threads of one connection. Clones share them.
 #[derive(Debug, Clone)]
 pub(crate) struct Blocking {
     slots: Arc<Semaphore>,

@@ -1,17 +1,20 @@
 //! A connection: decodes what one client sends, routes each call, and answers. Calls run side by side up to a bound.
 
+use crate::answer::{Answer, answered, carry_out, text, text_size};
+use crate::blocking::Blocking;
+use crate::budget::{Budget, Charge};
 use crate::core::Core;
 use crate::fs_call::{self, FsCall};
-use crate::handles::{self, Handles};
+use crate::handles::{self, Disk, Handles};
 use crate::handshake::Handshake;
 use crate::helper::worker::Done;
 use crate::link::{Incoming, Link, Outgoing};
 use crate::policies::{Named, Policies};
 use crate::reply;
 use crate::session::{AttachError, Attachment, Command, SessionHandle, Turn};
-use futures_util::FutureExt as _;
 use portcullis_protocol::environment::EnvironmentStatus;
 use portcullis_protocol::fs::{Empty, HandleParams};
+use portcullis_protocol::helper::{FsDone, FsOperation, MAX_BODY};
 use portcullis_protocol::init::{InitializeParams, InitializeResult};
 use portcullis_protocol::method::{Call, Decoded};
 use portcullis_protocol::process::StartParams;
@@ -19,7 +22,6 @@ use portcullis_protocol::rpc::{self, Id, Message, RpcError, code};
 use serde::Serialize;
 use std::collections::VecDeque;
 use std::future::Future;
-use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
@@ -28,12 +30,17 @@ use tokio_util::sync::CancellationToken;
 /// Calls that wait for a slot, beyond those that run. When there are as many the link is not read: the transport's own flow
 /// control holds the client up, and nothing is dropped.
 const WAITING: usize = 256;
+/// Bytes of large replies that are being made or wait for the client to take them. A larger one goes alone.
+const REPLY_BYTES: usize = 64 << 20;
+/// What a listing may take on its way: the bound of a worker's frame.
+const LISTING: usize = MAX_BODY;
 /// Control calls that run; each is one exchange with the session, so a few are many.
 const CONTROL: usize = 64;
 
 /// Serves one client until its link ends or the gateway closes.
 pub(crate) async fn run(core: Arc<Core>, link: Link, closing: CancellationToken) {
     let Link { mut incoming, outgoing, peer, resumable } = link;
+    let disk = Disk { blocking: Blocking::new(), deadline: core.config.fs_deadline };
     let slots = core.config.concurrent_requests.max(1);
     let policies = Policies::new(core.machine.clone());
     let mut connection = Connection {
@@ -49,6 +56,9 @@ pub(crate) async fn run(core: Arc<Core>, link: Link, closing: CancellationToken)
         control: JoinSet::new(),
         waiting: VecDeque::new(),
         slots,
+        disk,
+        replies: Budget::new(REPLY_BYTES),
+        charge: None,
     };
     loop {
         tokio::select! {
@@ -61,7 +71,11 @@ pub(crate) async fn run(core: Arc<Core>, link: Link, closing: CancellationToken)
             Some(_ended) = connection.calls.join_next() => connection.go_on().await,
             Some(_ended) = connection.control.join_next() => {}
             message = incoming.recv(), if connection.has_room() => match message {
-                Some(Incoming(bytes)) => connection.message(&bytes).await,
+                Some(Incoming { bytes, charge }) => {
+                    connection.charge = Some(charge);
+                    connection.message(&bytes).await;
+                    connection.charge = None;
+                }
                 None => break,
             },
         }
@@ -83,8 +97,13 @@ struct Connection {
     /// Calls that never wait for one.
     control: JoinSet<()>,
     /// Calls without a slot yet, in order of arrival.
-    waiting: VecDeque<(Id, Call)>,
+    waiting: VecDeque<(Id, Call, Option<Charge>)>,
     slots: usize,
+    disk: Disk,
+    /// What large replies may hold until they are sent.
+    replies: Budget,
+    /// The room of the message at hand, which goes with its call.
+    charge: Option<Charge>,
 }
 
 impl Connection {
@@ -128,15 +147,16 @@ impl Connection {
         if is_control(&call) || (self.waiting.is_empty() && self.calls.len() < self.slots) {
             return self.route(id, call).await;
         }
-        self.waiting.push_back((id, call));
+        self.waiting.push_back((id, call, self.charge.take()));
         Ok(())
     }
 
     /// Gives free slots to those who wait.
     async fn go_on(&mut self) {
         while self.calls.len() < self.slots
-            && let Some((id, call)) = self.waiting.pop_front()
+            && let Some((id, call, charge)) = self.waiting.pop_front()
         {
+            self.charge = charge;
             if let Err(error) = self.route(id.clone(), call).await {
                 self.send(rpc::error_text(&id, &error)).await;
             }
@@ -167,23 +187,27 @@ impl Connection {
             Call::FsReadBlock(params) => {
                 let length = handles::check_length("read", params.len)?;
                 let slot = self.handles.get(&params.handle_id)?;
-                let (blocking, turn) = (self.core.blocking.clone(), self.order()?.read());
+                let (disk, turn, replies) = (self.disk.clone(), self.order()?.read(), self.replies.clone());
                 self.run(id.clone(), async move {
                     turn.wait().await;
-                    let bytes = slot.read(&params.handle_id, params.offset, length, &blocking).await?;
+                    let room = replies.charge(text_size(length)).await;
+                    let bytes = slot.read(&params.handle_id, params.offset, length, &disk).await?;
                     let eof = if bytes.len() < length { r#","eof":true"# } else { r#","eof":false"# };
-                    Ok(rpc::bytes_result_text(&id, "chunk", &bytes, eof))
+                    Ok(Answer::large(rpc::bytes_result_text(&id, "chunk", &bytes, eof), room))
                 });
                 Ok(())
             }
             Call::FsWriteBlock(params) => {
                 handles::check_length("write", params.chunk.0.len() as u64)?;
                 let slot = self.handles.get(&params.handle_id)?;
-                let (blocking, turn) = (self.core.blocking.clone(), self.order()?.mutation());
+                let (disk, turn, core) = (self.disk.clone(), self.order()?.mutation(), Arc::clone(&self.core));
                 self.run(id.clone(), async move {
                     turn.wait().await;
-                    slot.write(&params.handle_id, params.offset, params.chunk.0, &blocking).await?;
-                    text(&id, &Empty {})
+                    let (ended, end) = oneshot::channel();
+                    // From here on the turn lasts as long as the write, whatever becomes of this connection.
+                    core.linger(turn, end).await;
+                    slot.write(&params.handle_id, params.offset, params.chunk.0, &disk, ended).await?;
+                    Ok(text(&id, &Empty {})?.into())
                 });
                 Ok(())
             }
@@ -241,7 +265,7 @@ impl Connection {
         command: impl FnOnce(oneshot::Sender<Result<T, RpcError>>) -> Command,
     ) -> Result<(), RpcError> {
         let answer = self.command(command).await?;
-        self.control.spawn(carry_out(id.clone(), self.outgoing.clone(), answered(id, answer)));
+        self.control.spawn(carry_out(id.clone(), self.outgoing.clone(), self.replies.clone(), answered(id, answer)));
         Ok(())
     }
 
@@ -251,31 +275,45 @@ impl Connection {
         command: impl FnOnce(oneshot::Sender<Result<T, RpcError>>) -> Command,
     ) -> Result<oneshot::Receiver<Result<T, RpcError>>, RpcError> {
         let (reply, answer) = oneshot::channel();
-        let (session, _attachment) = self.attached.as_ref().ok_or_else(session_ended)?;
-        session.send(command(reply)).await.map_err(|_| session_ended())?;
+        let (session, _attachment) = self.attached.as_ref().ok_or_else(reply::session_ended)?;
+        session.send(command(reply)).await.map_err(|_| reply::session_ended())?;
         Ok(answer)
     }
 
     fn files(&mut self, id: Id, call: Call) -> Result<(), RpcError> {
-        let (core, carried) = (Arc::clone(&self.core), self.prepare(call)?);
+        let (core, disk, replies) = (Arc::clone(&self.core), self.disk.clone(), self.replies.clone());
+        let carried = self.prepare(call)?;
         self.run(id.clone(), async move {
             let attempt = carried.call.attempt.clone();
-            let done = carried.out(&core).await?;
-            fs_call::reply_text(&id, &attempt, done, &core.blocking).await
+            let listing = match carried.call.operation {
+                FsOperation::ReadDirectory { .. } | FsOperation::Walk { .. } => Some(replies.charge(LISTING).await),
+                // Small, or charged by its size once that is known.
+                _ => None,
+            };
+            let done = carried.out(&core, &disk).await?;
+            let room = match (listing, &done.done) {
+                (None, FsDone::Descriptor { size }) => {
+                    Some(replies.charge(text_size(usize::try_from(*size).unwrap_or(usize::MAX))).await)
+                }
+                (listing, _) => listing,
+            };
+            let text = fs_call::reply_text(&id, &attempt, done, &disk.blocking).await?;
+            Ok(Answer { text, room })
         });
         Ok(())
     }
 
     fn open(&mut self, id: Id, call: Call, name: String, slot: handles::Slot) -> Result<(), RpcError> {
-        let (core, carried) = (Arc::clone(&self.core), self.prepare(call)?);
+        let (core, disk) = (Arc::clone(&self.core), self.disk.clone());
+        let carried = self.prepare(call)?;
         self.run(id.clone(), async move {
             // However this ends, blocks that wait for the handle must hear of it.
             let slot = OpenEnd(slot);
             let attempt = carried.call.attempt.clone();
-            let done = carried.out(&core).await?;
+            let done = carried.out(&core, &disk).await?;
             let file = done.descriptor.ok_or_else(|| reply::internal(format!("{attempt}: the worker sent no descriptor")))?;
             slot.0.opened(Some(file));
-            text(&id, &HandleParams { handle_id: name })
+            Ok(text(&id, &HandleParams { handle_id: name })?.into())
         });
         Ok(())
     }
@@ -292,8 +330,13 @@ impl Connection {
     }
 
     /// Runs a call in a slot.
-    fn run(&mut self, id: Id, call: impl Future<Output = Result<String, RpcError>> + Send + 'static) {
-        self.calls.spawn(carry_out(id, self.outgoing.clone(), call));
+    fn run(&mut self, id: Id, call: impl Future<Output = Result<Answer, RpcError>> + Send + 'static) {
+        let charge = self.charge.take();
+        let answered = carry_out(id, self.outgoing.clone(), self.replies.clone(), call);
+        self.calls.spawn(async move {
+            let _room_of_the_message = charge;
+            answered.await;
+        });
     }
 
     async fn answer(&self, id: &Id, result: &impl Serialize) -> Result<(), RpcError> {
@@ -345,33 +388,6 @@ fn is_control(call: &Call) -> bool {
     )
 }
 
-/// Runs a call and sends its answer. A panic answers that call and no other.
-async fn carry_out(
-    id: Id,
-    outgoing: mpsc::Sender<Outgoing>,
-    call: impl Future<Output = Result<String, RpcError>> + Send + 'static,
-) {
-    let text = match AssertUnwindSafe(call).catch_unwind().await {
-        Ok(Ok(text)) => text,
-        Ok(Err(error)) => rpc::error_text(&id, &error),
-        Err(_panic) => {
-            let incident = uuid::Uuid::new_v4();
-            tracing::error!(%incident, "a call panicked");
-            rpc::error_text(&id, &reply::internal(format!("a defect of the server, incident {incident}; its log says more")))
-        }
-    };
-    let _link_gone = outgoing.send(Outgoing::Text(text)).await;
-}
-
-/// The session's answer as a text.
-async fn answered<T: Serialize>(id: Id, answer: oneshot::Receiver<Result<T, RpcError>>) -> Result<String, RpcError> {
-    text(&id, &answer.await.map_err(|_| session_ended())??)
-}
-
-fn session_ended() -> RpcError {
-    reply::invalid("the session has ended")
-}
-
 /// A file call that has its place in the session's order.
 struct Prepared {
     call: FsCall,
@@ -381,8 +397,8 @@ struct Prepared {
 }
 
 impl Prepared {
-    async fn out(self, core: &Core) -> Result<Done, RpcError> {
-        self.call.carry_out(core, &self.session, self.policy.as_ref(), self.turn).await
+    async fn out(self, core: &Core, disk: &Disk) -> Result<Done, RpcError> {
+        self.call.carry_out(core, &disk.blocking, &self.session, self.policy.as_ref(), self.turn).await
     }
 }
 
@@ -393,10 +409,6 @@ impl Drop for OpenEnd {
     fn drop(&mut self) {
         self.0.opened_or_failed();
     }
-}
-
-fn text(id: &Id, result: &impl Serialize) -> Result<String, RpcError> {
-    rpc::result_text(id, result).map_err(|error| reply::internal(format!("the result cannot be written: {error}")))
 }
 
 /// An error about a policy, with what was attempted under it.

@@ -1,6 +1,5 @@
 //! The gateway: what all connections share, and the task that owns every connection and session.
 
-use crate::blocking::Blocking;
 use crate::config::Config;
 use crate::connection;
 use crate::environment;
@@ -8,9 +7,10 @@ use crate::helper::pool::Pool;
 use crate::helper::spawner::{Spawner, SpawnerError};
 use crate::link::Link;
 use crate::policies::Policies;
+use crate::process::launch;
 use crate::registry::Registry;
 use crate::reply;
-use crate::session::{self, Command, SessionConfig, SessionHandle};
+use crate::session::{self, Command, SessionConfig, SessionHandle, Turn};
 use portcullis_protocol::environment::EnvironmentInfo;
 use portcullis_protocol::helper::HIDDEN_FLAG;
 use portcullis_protocol::process::StartParams;
@@ -21,7 +21,7 @@ use portcullis_sandbox::resolve::Machine;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
@@ -29,8 +29,8 @@ use tokio_util::sync::CancellationToken;
 const QUEUE: usize = 64;
 /// How long connections and sessions may take to end once they were told to.
 const DRAIN: Duration = Duration::from_secs(3);
-/// How long the spawner may take to end everything that is left.
-const SPAWNER_DRAIN: Duration = Duration::from_secs(2);
+/// How long the spawner may take to end everything that is left; it is killed within that time.
+const SPAWNER_DRAIN: Duration = Duration::from_secs(4);
 
 /// A running gateway. Dropping it without [`Gateway::shutdown`] leaves the end to the runtime's.
 #[derive(Debug)]
@@ -38,6 +38,21 @@ pub struct Gateway {
     core: Arc<Core>,
     closing: CancellationToken,
     owner: JoinHandle<()>,
+}
+
+/// Whether clients can be served.
+#[derive(Debug, Clone)]
+pub struct Readiness {
+    closing: CancellationToken,
+    spawner: Spawner,
+}
+
+impl Readiness {
+    /// True while clients can be served.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        !self.closing.is_cancelled() && self.spawner.is_alive()
+    }
 }
 
 /// What all connections share.
@@ -48,7 +63,6 @@ pub(crate) struct Core {
     pub(crate) environment: EnvironmentInfo,
     pub(crate) registry: Registry,
     pub(crate) pool: Pool,
-    pub(crate) blocking: Blocking,
     spawner: Spawner,
     work: mpsc::Sender<Work>,
 }
@@ -56,6 +70,8 @@ pub(crate) struct Core {
 enum Work {
     Connection(Link),
     Session(Arc<str>, Pin<Box<dyn Future<Output = ()> + Send>>),
+    /// A change that goes on although its connection has ended: its place in the session's order, and the sign of its end.
+    Linger(Turn, oneshot::Receiver<()>),
 }
 
 /// Why a gateway cannot start.
@@ -98,7 +114,6 @@ impl Gateway {
             environment: environment::describe(&config),
             registry: Registry::default(),
             pool: pool.clone(),
-            blocking: Blocking::new(),
             spawner,
             work,
             config,
@@ -129,6 +144,12 @@ impl Gateway {
         !self.closing.is_cancelled() && !self.owner.is_finished()
     }
 
+    /// Says whether clients can be served: not when it closes, nor when its spawner was lost.
+    #[must_use]
+    pub fn readiness(&self) -> Readiness {
+        Readiness { closing: self.closing.clone(), spawner: self.core.spawner.clone() }
+    }
+
     /// Ends every connection, session, process and helper, and waits for them, a few seconds at most.
     pub async fn shutdown(self) {
         self.closing.cancel();
@@ -153,26 +174,18 @@ impl Core {
         Ok(handle)
     }
 
+    /// Keeps a place in a session's order until a change has ended, or its deadline has passed.
+    pub(crate) async fn linger(&self, turn: Turn, ended: oneshot::Receiver<()>) {
+        // Where the gateway closes, there is no order to keep any more.
+        let _closing = self.work.send(Work::Linger(turn, ended)).await;
+    }
+
     /// The policy that a process is started under; refused if this version cannot hold it to it.
     pub(crate) fn process_policy(&self, policies: &Policies, params: &StartParams) -> Result<Option<Arc<Policy>>, RpcError> {
         let refused = |text: String| RpcError::new(code::INVALID_PARAMS, format!("process/start {}: {text}", params.process_id));
-        if params.network_proxy.is_some() {
-            return Err(refused("networkProxy is not built (environment/info says networkProxyLaunch: false)".to_owned()));
-        }
-        let cwd = params.cwd.local().map_err(|error| {
-            RpcError::new(
-                code::INVALID_PARAMS,
-                format!("cwd URI `{}` is not valid on this exec-server host: {error}", params.cwd),
-            )
-        })?;
+        let cwd = launch::working_directory(params)?;
         let named = policies.for_process(params.sandbox.as_deref(), cwd).map_err(|error| refused(error.message))?;
         let Some(named) = named else { return Ok(None) };
-        if params.enforce_managed_network {
-            return Err(refused(
-                "enforceManagedNetwork is not built, so a sandboxed process is refused rather than run on another network"
-                    .to_owned(),
-            ));
-        }
         let mut open = report::process_gaps(&named.policy);
         open.retain(|gap| !(gap.waivable && self.config.allow_unprotected_metadata));
         if open.is_empty() {
@@ -188,13 +201,20 @@ impl Core {
 
 /// Owns every connection and session: starts them, joins them, and ends them when the gateway closes.
 async fn own(core: Arc<Core>, mut queue: mpsc::Receiver<Work>, closing: CancellationToken) {
-    let (mut connections, mut sessions) = (JoinSet::new(), JoinSet::new());
+    let (mut connections, mut sessions, mut changes) = (JoinSet::new(), JoinSet::new(), JoinSet::new());
     loop {
         tokio::select! {
             () = closing.cancelled() => break,
             Some(work) = queue.recv() => match work {
                 Work::Connection(link) => {
                     connections.spawn(connection::run(Arc::clone(&core), link, closing.clone()));
+                }
+                Work::Linger(turn, ended) => {
+                    let deadline = core.config.fs_deadline;
+                    changes.spawn(async move {
+                        let _ended_or_lost = tokio::time::timeout(deadline, ended).await;
+                        drop(turn);
+                    });
                 }
                 Work::Session(id, task) => {
                     let core = Arc::clone(&core);
@@ -207,6 +227,7 @@ async fn own(core: Arc<Core>, mut queue: mpsc::Receiver<Work>, closing: Cancella
             },
             Some(_ended) = connections.join_next() => {}
             Some(_ended) = sessions.join_next() => {}
+            Some(_ended) = changes.join_next() => {}
         }
     }
     queue.close();
@@ -222,4 +243,5 @@ async fn own(core: Arc<Core>, mut queue: mpsc::Receiver<Work>, closing: Cancella
     }
     connections.shutdown().await;
     sessions.shutdown().await;
+    changes.shutdown().await;
 }

@@ -115,12 +115,13 @@ impl FsCall {
     pub(crate) async fn carry_out(
         self,
         core: &Core,
+        blocking: &Blocking,
         session: &Arc<str>,
         policy: Option<&Named>,
         turn: Turn,
     ) -> Result<Done, RpcError> {
         let Self { attempt, operation, content, .. } = self;
-        let content = pack(content, &core.blocking).await.map_err(|error| reply::internal(format!("{attempt}: {error}")))?;
+        let content = pack(content, blocking).await.map_err(|error| reply::internal(format!("{attempt}: {error}")))?;
         turn.wait().await;
         let (mut turn, mut unlike) = (turn, None);
         for _attempt in 0..ATTEMPTS {

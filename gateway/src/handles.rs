@@ -8,7 +8,20 @@ use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use tokio::sync::SetOnce;
+use std::time::Duration;
+use tokio::sync::{SetOnce, oneshot};
+use tokio::time::error::Elapsed;
+use tokio::time::timeout;
+
+/// Where blocks are read and written, and how long that may take.
+#[derive(Debug, Clone)]
+pub(crate) struct Disk {
+    pub(crate) blocking: Blocking,
+    pub(crate) deadline: Duration,
+}
+
+/// Its drop says that a write has come to its end.
+pub(crate) type Ended = oneshot::Sender<()>;
 
 /// Handles of one connection.
 const BOUND: usize = 128;
@@ -88,29 +101,35 @@ impl Slot {
         file.filter(|_| !self.is_dropped()).ok_or_else(|| reply::unknown_handle(name))
     }
 
-    /// Reads a block. A system's error drops the handle.
-    pub(crate) async fn read(&self, name: &str, offset: u64, length: usize, blocking: &Blocking) -> Result<Vec<u8>, RpcError> {
+    /// Reads a block. A system's error drops the handle, and so does a deadline that passes.
+    pub(crate) async fn read(&self, name: &str, offset: u64, length: usize, disk: &Disk) -> Result<Vec<u8>, RpcError> {
         let file = self.file(name).await?;
-        let read = blocking.run(move || blocking::read_at(&file, offset, length)).await;
-        self.ended(&format!("fs/readBlock of `{name}` at {offset}"), read)
+        let read = disk.blocking.run(move || blocking::read_at(&file, offset, length));
+        self.ended(&format!("fs/readBlock of `{name}` at {offset}"), timeout(disk.deadline, read).await)
     }
 
-    /// Writes a block. A system's error drops the handle.
-    pub(crate) async fn write(&self, name: &str, offset: u64, bytes: Vec<u8>, blocking: &Blocking) -> Result<(), RpcError> {
+    /// Writes a block. A system's error drops the handle, and so does a deadline that passes. `ended` is dropped when nothing
+    /// more is written, which may be long after this future was dropped.
+    pub(crate) async fn write(&self, name: &str, offset: u64, bytes: Vec<u8>, disk: &Disk, ended: Ended) -> Result<(), RpcError> {
         let file = self.file(name).await?;
-        let written = blocking.run(move || blocking::write_at(&file, offset, &bytes)).await;
-        self.ended(&format!("fs/writeBlock of `{name}` at {offset}"), written)
+        let write = disk.blocking.run(move || {
+            let _ended = ended;
+            blocking::write_at(&file, offset, &bytes)
+        });
+        self.ended(&format!("fs/writeBlock of `{name}` at {offset}"), timeout(disk.deadline, write).await)
     }
 
-    fn ended<T>(&self, attempt: &str, outcome: Result<Result<T, Errno>, blocking::Lost>) -> Result<T, RpcError> {
-        match outcome {
-            Ok(Ok(value)) => Ok(value),
-            Ok(Err(errno)) => {
-                self.dropped.store(true, Ordering::Release);
-                Err(reply::os_error(attempt, errno))
+    fn ended<T>(&self, attempt: &str, outcome: Result<Result<Result<T, Errno>, blocking::Lost>, Elapsed>) -> Result<T, RpcError> {
+        let error = match outcome {
+            Ok(Ok(Ok(value))) => return Ok(value),
+            Ok(Ok(Err(errno))) => reply::os_error(attempt, errno),
+            Ok(Err(lost)) => return Err(reply::internal(format!("{attempt}: {lost}"))),
+            Err(_elapsed) => {
+                reply::internal(format!("{attempt}: lost: the file system did not answer in time; the handle is closed"))
             }
-            Err(lost) => Err(reply::internal(format!("{attempt}: {lost}"))),
-        }
+        };
+        self.dropped.store(true, Ordering::Release);
+        Err(error)
     }
 }
 

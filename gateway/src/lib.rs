@@ -7,7 +7,9 @@
 //! sessions is the only lock. The gateway itself opens no path that a client named.
 #![forbid(unsafe_code)]
 
+mod answer;
 mod blocking;
+mod budget;
 mod config;
 mod connection;
 mod core;
@@ -25,7 +27,8 @@ mod reply;
 mod session;
 mod stdio;
 
+pub use crate::budget::Charge;
 pub use crate::config::{Config, ExecServerRuntimePaths};
-pub use crate::core::{Gateway, StartError};
-pub use crate::link::{Incoming, Link, LinkEnd, Outgoing};
+pub use crate::core::{Gateway, Readiness, StartError};
+pub use crate::link::{ConnectionEnded, Inlet, Link, LinkEnd, Outgoing};
 pub use crate::listen::{DEFAULT_LISTEN_URL, ExecServerListenUrlParseError, ListenError, ListenUrl, run_main, serve};

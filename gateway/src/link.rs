@@ -1,5 +1,6 @@
 //! A link: a pair of bounded channels that carry the messages of one client, whatever the transport.
 
+use crate::budget::{Budget, Charge};
 use bytes::Bytes;
 use tokio::sync::mpsc;
 
@@ -7,37 +8,76 @@ use tokio::sync::mpsc;
 /// never anyone else's.
 const QUEUE: usize = 128;
 
+/// Bytes of a client's messages that were not carried out yet: one of the largest.
+const INCOMING_BYTES: usize = 64 << 20;
+
 /// The gateway's end of a link.
 #[derive(Debug)]
 pub struct Link {
     /// What the client sends; the channel ends when the client is gone.
-    pub incoming: mpsc::Receiver<Incoming>,
+    pub(crate) incoming: mpsc::Receiver<Incoming>,
     /// What the client gets.
-    pub outgoing: mpsc::Sender<Outgoing>,
+    pub(crate) outgoing: mpsc::Sender<Outgoing>,
     /// How texts name the peer, as in `websocket JSON-RPC message from exec-server websocket 127.0.0.1:4000`.
-    pub peer: String,
+    pub(crate) peer: String,
     /// Whether the session may outlive this link: no on stdio, whose client cannot come back.
-    pub resumable: bool,
+    pub(crate) resumable: bool,
 }
 
 /// The other end: a transport, or a client in this process.
 #[derive(Debug)]
 pub struct LinkEnd {
     /// Towards the gateway.
-    pub incoming: mpsc::Sender<Incoming>,
+    pub incoming: Inlet,
     /// From the gateway.
     pub outgoing: mpsc::Receiver<Outgoing>,
 }
 
-/// One message of a client, whole.
-#[derive(Debug, Clone)]
-pub struct Incoming(pub Bytes);
+/// Where a transport puts a client's messages.
+#[derive(Debug)]
+pub struct Inlet {
+    messages: mpsc::Sender<Incoming>,
+    budget: Budget,
+}
+
+/// The connection has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the connection has ended")]
+pub struct ConnectionEnded;
+
+impl Inlet {
+    /// Hands one whole message over, once there is room for its bytes.
+    ///
+    /// # Errors
+    /// The connection has ended.
+    pub async fn send(&self, bytes: Bytes) -> Result<(), ConnectionEnded> {
+        let charge = tokio::select! {
+            charge = self.budget.charge(bytes.len()) => charge,
+            () = self.messages.closed() => return Err(ConnectionEnded),
+        };
+        self.messages.send(Incoming { bytes, charge }).await.map_err(|_| ConnectionEnded)
+    }
+
+    /// Waits for the end of the connection.
+    pub async fn closed(&self) {
+        self.messages.closed().await;
+    }
+}
+
+/// One message of a client, whole, with the room that it takes.
+#[derive(Debug)]
+pub(crate) struct Incoming {
+    pub(crate) bytes: Bytes,
+    pub(crate) charge: Charge,
+}
 
 /// What goes to a client.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug)]
 pub enum Outgoing {
     /// One message.
     Text(String),
+    /// One message, with the room that it takes: to be dropped when it was sent.
+    Large(String, Charge),
     /// The end, with a WebSocket close code and a reason. Nothing follows.
     Close {
         /// As RFC 6455 section 7.4 says.
@@ -48,12 +88,37 @@ pub enum Outgoing {
 }
 
 impl Link {
-    /// Two ends. `peer` and `resumable` as in the fields.
+    /// Two ends. `peer` is how texts name the client, as in `message from CLIENT`; `resumable` says whether its session may
+    /// outlive the link, so that the client can come back for it.
     #[must_use]
     pub fn pair(peer: impl Into<String>, resumable: bool) -> (Self, LinkEnd) {
-        let (to_gateway, incoming) = mpsc::channel(QUEUE);
+        let (messages, incoming) = mpsc::channel(QUEUE);
         let (outgoing, from_gateway) = mpsc::channel(QUEUE);
         let link = Self { incoming, outgoing, peer: peer.into(), resumable };
-        (link, LinkEnd { incoming: to_gateway, outgoing: from_gateway })
+        let inlet = Inlet { messages, budget: Budget::new(INCOMING_BYTES) };
+        (link, LinkEnd { incoming: inlet, outgoing: from_gateway })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures_util::FutureExt as _;
+
+    #[test]
+    fn a_client_that_sends_without_end_is_held_up_by_bytes() {
+        let (mut link, end) = Link::pair("test", true);
+        let message = || Bytes::from(vec![0; INCOMING_BYTES / 4]);
+        let mut sent = 0;
+        while end.incoming.send(message()).now_or_never().is_some() {
+            sent += 1;
+        }
+        assert_eq!(sent, 4);
+        let first = link.incoming.try_recv().unwrap();
+        assert!(end.incoming.send(message()).now_or_never().is_none(), "it was taken out and not carried out yet");
+        drop(first);
+        assert!(end.incoming.send(message()).now_or_never().is_some());
+        drop(link);
+        assert_eq!(end.incoming.send(message()).now_or_never(), Some(Err(ConnectionEnded)));
     }
 }

@@ -1,8 +1,8 @@
 //! The listener: where clients reach the gateway.
 
 use crate::config::{Config, ExecServerRuntimePaths};
-use crate::core::{Gateway, StartError};
-use crate::link::{Incoming, Link, LinkEnd, Outgoing};
+use crate::core::{Gateway, Readiness, StartError};
+use crate::link::{Link, LinkEnd, Outgoing};
 use crate::stdio;
 use axum::Router;
 use axum::body::Bytes;
@@ -169,7 +169,8 @@ async fn serve_websocket(address: SocketAddr, config: Config, stop: &Cancellatio
             tracing::debug!("TCP_NODELAY: {error}");
         }
     });
-    let app = routes(Arc::new(upgrades)).into_make_service_with_connect_info::<SocketAddr>();
+    let app = routes(Serving { upgrades: Arc::new(upgrades), readiness: gateway.readiness() })
+        .into_make_service_with_connect_info::<SocketAddr>();
     let server = axum::serve(listener, app).with_graceful_shutdown(stop.clone().cancelled_owned());
     let mut server = tokio::spawn(server.into_future());
     let mut sockets = tokio::task::JoinSet::new();
@@ -206,15 +207,24 @@ struct Upgraded {
     peer: SocketAddr,
 }
 
-type Upgrades = Arc<mpsc::Sender<Upgraded>>;
+/// What requests need.
+#[derive(Debug, Clone)]
+struct Serving {
+    upgrades: Arc<mpsc::Sender<Upgraded>>,
+    readiness: Readiness,
+}
 
-fn routes(upgrades: Upgrades) -> Router {
+fn routes(serving: Serving) -> Router {
     Router::new()
-        .route("/readyz", get(StatusCode::OK))
+        .route("/readyz", get(ready))
         .route("/livez", get(StatusCode::OK))
         .route("/", any(upgrade))
         .layer(middleware::from_fn(refuse_browsers))
-        .with_state(upgrades)
+        .with_state(serving)
+}
+
+async fn ready(State(serving): State<Serving>) -> StatusCode {
+    if serving.readiness.is_ready() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }
 }
 
 /// Browsers send an Origin, programs do not: a web page must not reach a gateway on its reader's machine.
@@ -223,12 +233,12 @@ async fn refuse_browsers(request: Request, next: Next) -> Response {
 }
 
 async fn upgrade(
-    State(upgrades): State<Upgrades>,
+    State(serving): State<Serving>,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
     upgrade: WebSocketUpgrade,
 ) -> Response {
     upgrade.max_frame_size(FRAME).max_message_size(MESSAGE).on_upgrade(move |socket| async move {
-        let _shutting_down = upgrades.send(Upgraded { socket, peer }).await;
+        let _shutting_down = serving.upgrades.send(Upgraded { socket, peer }).await;
     })
 }
 
@@ -251,7 +261,7 @@ async fn carry(socket: WebSocket, end: LinkEnd) {
                 Ok(Some(Err(error))) => break offence(&error),
                 Err(_elapsed) => break Some((close_code::AWAY, format!("nothing came for {} s", SILENCE.as_secs()))),
             };
-            if incoming.send(Incoming(bytes)).await.is_err() {
+            if incoming.send(bytes).await.is_err() {
                 break None;
             }
         };
@@ -262,9 +272,14 @@ async fn carry(socket: WebSocket, end: LinkEnd) {
         let mut ping = tokio::time::interval_at(Instant::now() + PING, PING);
         ping.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
+            let mut room = None;
             let message = tokio::select! {
                 message = outgoing.recv() => match message {
                     Some(Outgoing::Text(text)) => Message::Text(text.into()),
+                    Some(Outgoing::Large(text, taken)) => {
+                        room = Some(taken);
+                        Message::Text(text.into())
+                    }
                     Some(Outgoing::Close { code, reason }) => close(code, reason),
                     None => return,
                 },
@@ -279,7 +294,7 @@ async fn carry(socket: WebSocket, end: LinkEnd) {
                 return;
             }
             // What is in line goes out together, the last of it at once.
-            let flushed = if is_last || outgoing.is_empty() { sink.flush().await } else { Ok(()) };
+            let flushed = if is_last || room.is_some() || outgoing.is_empty() { sink.flush().await } else { Ok(()) };
             if is_last || flushed.is_err() {
                 return;
             }

@@ -12,6 +12,8 @@ use std::sync::Arc;
 
 /// Texts remembered per connection; a client that makes up new ones all the time pays for each.
 const CAPACITY: usize = 64;
+/// Bytes of a text: a policy with as many entries as there may be fits.
+const BOUND: usize = 8 << 20;
 /// Bytes of a text that is worth remembering; a longer one is resolved each time.
 const LONGEST: usize = 256 * 1024;
 
@@ -60,6 +62,9 @@ impl Policies {
 
     fn resolve(&self, text: &str, cwd: Option<&AbsolutePath>) -> Result<Option<Named>, RpcError> {
         let refused = |error: String| RpcError::new(code::INVALID_PARAMS, error);
+        if text.len() > BOUND {
+            return Err(refused(format!("sandbox of {} bytes: at most {BOUND} are allowed", text.len())));
+        }
         let sandbox = Sandbox::parse(text).map_err(|error| refused(error.to_string()))?;
         let policy = resolve::resolve(&sandbox, cwd, &self.machine).map_err(|error| refused(error.to_string()))?;
         Ok(policy.map(|policy| Named { hash: policy.hash(), policy: Arc::new(policy) }))

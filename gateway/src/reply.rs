@@ -46,6 +46,11 @@ pub(crate) fn invalid(text: impl Into<String>) -> RpcError {
     RpcError::new(code::INVALID_REQUEST, text)
 }
 
+/// Of a session that ended while a call was on its way.
+pub(crate) fn session_ended() -> RpcError {
+    invalid("the session has ended")
+}
+
 /// A defect of ours.
 pub(crate) fn internal(text: impl Into<String>) -> RpcError {
     RpcError::new(code::INTERNAL, text)

@@ -1,6 +1,6 @@
 //! The gateway on standard input and output: one message a line, one session, which ends with the input.
 
-use crate::link::{Incoming, Link, LinkEnd, Outgoing};
+use crate::link::{Link, LinkEnd, Outgoing};
 use bytes::Bytes;
 use tokio::io::{AsyncBufRead, AsyncBufReadExt as _, AsyncRead, AsyncWrite, AsyncWriteExt as _, BufReader};
 
@@ -25,7 +25,7 @@ async fn carry<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(end: LinkEnd, input:
             match next_line(&mut input).await {
                 Ok(Some(line)) if line.is_empty() => {}
                 Ok(Some(line)) => {
-                    if incoming.send(Incoming(line)).await.is_err() {
+                    if incoming.send(line).await.is_err() {
                         return;
                     }
                 }
@@ -38,7 +38,12 @@ async fn carry<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(end: LinkEnd, input:
         }
     };
     let write = async move {
-        while let Some(Outgoing::Text(text)) = outgoing.recv().await {
+        while let Some(message) = outgoing.recv().await {
+            let (text, _room) = match message {
+                Outgoing::Text(text) => (text, None),
+                Outgoing::Large(text, room) => (text, Some(room)),
+                Outgoing::Close { .. } => return,
+            };
             let mut line = text.into_bytes();
             line.push(b'\n');
             if output.write_all(&line).await.is_err() || output.flush().await.is_err() {

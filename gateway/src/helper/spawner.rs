@@ -29,8 +29,11 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-/// How long the helper may take to say that it is ready, and to end after its socket closed or after it was killed.
+/// How long the helper may take to say that it is ready.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long it may take to end after its socket closed, and again after it was killed. Its children are killed with it.
+const END_PATIENCE: Duration = Duration::from_millis(1500);
 
 /// Requests in line; each holds up to three descriptors.
 const QUEUE: usize = 64;
@@ -219,6 +222,11 @@ impl Spawner {
         let _spawner_ended = self.ask(Ask::Request(SpawnerRequest::KillWorker { id })).await;
     }
 
+    /// Whether things can be started.
+    pub(crate) fn is_alive(&self) -> bool {
+        !self.asks.is_closed()
+    }
+
     async fn ask(&self, ask: Ask) -> Result<(), SpawnerError> {
         self.asks.send(ask).await.map_err(|_| SpawnerError::Ended)
     }
@@ -257,7 +265,7 @@ async fn greet(sender: &mut FrameSender, receiver: &mut FrameReceiver) -> Result
 /// Waits for the helper's end, for a while; then kills it by its process id, which is its own until it is reaped.
 async fn reap(mut child: HelperChild) -> String {
     for _attempt in 0..2 {
-        if timeout(PATIENCE, ended(&child)).await.is_ok()
+        if timeout(END_PATIENCE, ended(&child)).await.is_ok()
             && let Ok(Some(status)) = child.try_wait()
         {
             return status.to_string();

@@ -23,6 +23,9 @@ pub(crate) struct Ends {
     pub(crate) sink: Option<OwnedFd>,
 }
 
+/// Bytes of a process's id: it is kept for as long as the process is known.
+const LONGEST_ID: usize = 4096;
+
 /// The working directory of a start.
 pub(crate) fn working_directory(params: &StartParams) -> Result<&AbsolutePath, RpcError> {
     params.cwd.local().map_err(|error| {
@@ -36,6 +39,9 @@ pub(crate) fn check(params: &StartParams, is_confined: bool) -> Result<(), RpcEr
     let wrong = |text: &str| Err(RpcError::new(code::INVALID_PARAMS, text));
     if params.argv.is_empty() {
         return wrong("argv must not be empty");
+    }
+    if params.process_id.len() > LONGEST_ID {
+        return wrong(&format!("processId of {} bytes: at most {LONGEST_ID} are allowed", params.process_id.len()));
     }
     working_directory(params)?;
     if params.network_proxy.is_some() {

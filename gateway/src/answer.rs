@@ -1,0 +1,76 @@
+//! Answers: from a call's outcome to the text that goes to the client, with the room that it takes on its way.
+
+use crate::budget::{Budget, Charge};
+use crate::link::Outgoing;
+use crate::reply;
+use futures_util::FutureExt as _;
+use portcullis_protocol::rpc::{self, Id, RpcError};
+use serde::Serialize;
+use std::panic::AssertUnwindSafe;
+use tokio::sync::{mpsc, oneshot};
+
+/// From here on a reply is large.
+const LARGE: usize = 128 * 1024;
+
+/// Runs a call and sends its answer. A panic answers that call and no other.
+pub(crate) async fn carry_out(
+    id: Id,
+    outgoing: mpsc::Sender<Outgoing>,
+    replies: Budget,
+    call: impl Future<Output = Result<Answer, RpcError>> + Send + 'static,
+) {
+    let answer: Answer = match AssertUnwindSafe(call).catch_unwind().await {
+        Ok(Ok(answer)) => answer,
+        Ok(Err(error)) => rpc::error_text(&id, &error).into(),
+        Err(_panic) => {
+            let incident = uuid::Uuid::new_v4();
+            tracing::error!(%incident, "a call panicked");
+            rpc::error_text(&id, &reply::internal(format!("a defect of the server, incident {incident}; its log says more")))
+                .into()
+        }
+    };
+    let message = match answer {
+        Answer { text, room: Some(room) } => Outgoing::Large(text, room),
+        // Only now is it known how large it is; at least what waits for the client is bounded.
+        Answer { text, room: None } if text.len() > LARGE => {
+            let room = replies.charge(text.len()).await;
+            Outgoing::Large(text, room)
+        }
+        Answer { text, room: None } => Outgoing::Text(text),
+    };
+    let _link_gone = outgoing.send(message).await;
+}
+
+/// An answer's text, with the room that it takes if it is large.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) text: String,
+    pub(crate) room: Option<Charge>,
+}
+
+impl Answer {
+    pub(crate) fn large(text: String, room: Charge) -> Self {
+        Self { text, room: Some(room) }
+    }
+}
+
+impl From<String> for Answer {
+    fn from(text: String) -> Self {
+        Self { text, room: None }
+    }
+}
+
+/// Bytes of so many bytes in base64, with what is around them.
+pub(crate) fn text_size(bytes: usize) -> usize {
+    (bytes / 3).saturating_mul(4).saturating_add(256)
+}
+
+/// The session's answer as a text.
+pub(crate) async fn answered<T: Serialize>(id: Id, answer: oneshot::Receiver<Result<T, RpcError>>) -> Result<Answer, RpcError> {
+    Ok(text(&id, &answer.await.map_err(|_| reply::session_ended())??)?.into())
+}
+
+/// The text of a result.
+pub(crate) fn text(id: &Id, result: &impl Serialize) -> Result<String, RpcError> {
+    rpc::result_text(id, result).map_err(|error| reply::internal(format!("the result cannot be written: {error}")))
+}
