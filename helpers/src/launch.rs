@@ -9,7 +9,7 @@ use portcullis_protocol::helper::{
     BUILD, CONTROL_DESCRIPTOR, Command, Enforced, HIDDEN_FLAG, Role, Step, StepFailed, decode, encode,
 };
 use portcullis_protocol::path::Bytes;
-use portcullis_sandbox::enforce;
+use portcullis_sandbox::enforce::{self, Choices};
 use portcullis_sandbox::policy::Policy;
 use portcullis_sandbox::roots::Roots;
 use rustix::io::Errno;
@@ -95,7 +95,7 @@ fn steps(order: Order, result: BorrowedFd<'_>, spawner: Pid) -> Result<Never, St
     close_others(result.as_raw_fd())?;
 
     // Confinement, before anything of the command is decoded.
-    let enforced = confine(order.policy.as_ref(), order.allow_unprotected)?;
+    let enforced = confine(order.policy.as_ref(), Choices { allow_unprotected: order.allow_unprotected, tty: order.tty })?;
 
     // Only now the client's words.
     let command: Command =
@@ -122,13 +122,13 @@ fn close_others(result: RawFd) -> Result<(), StepFailed> {
     sys::close_range(result + 1, u32::MAX).map_err(fail())
 }
 
-fn confine(policy: Option<&Bytes>, allow_unprotected: bool) -> Result<Enforced, StepFailed> {
+fn confine(policy: Option<&Bytes>, choices: Choices) -> Result<Enforced, StepFailed> {
     let Some(Bytes(policy)) = policy else {
         return Ok(Enforced::default());
     };
     let policy = Policy::decode(policy).map_err(|error| failed(Step::Frame, &format!("decode the policy: {error}"), None))?;
     let roots = Roots::open(&policy)?;
-    Ok(enforce::process(&policy, &roots, allow_unprotected)?)
+    Ok(enforce::process(&policy, &roots, choices)?)
 }
 
 /// Becomes a worker: this executable again, with nothing but its sockets and the error stream.

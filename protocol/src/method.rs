@@ -216,8 +216,11 @@ impl<'a> Params<'a> {
 
 /// A request whose sandbox is misspelt must not run without one.
 fn looks_like_sandbox(member: &str) -> bool {
-    member.to_ascii_lowercase().contains("sandbox")
-        || ["sandbox", "sandboxPolicy", "policy"].iter().any(|name| is_near_miss(member, name))
+    let lower = member.to_ascii_lowercase();
+    ["sandbox", "permission"].iter().any(|part| lower.contains(part))
+        || ["sandbox", "sandboxPolicy", "policy", "policies", "permissions", "permissionProfile"]
+            .iter()
+            .any(|name| is_near_miss(member, name))
 }
 
 /// The position is one in the parameters, which the client never sees as a text of its own.
@@ -279,12 +282,51 @@ mod tests {
 
     #[test]
     fn a_misspelt_sandbox_is_refused_and_other_strangers_are_counted() {
-        for member in ["sandBox", "sandbox_policy", "sand-box", "sandboxContext", "Policy", "snadbox"] {
+        for member in [
+            "sandBox",
+            "sandbox_policy",
+            "sand-box",
+            "sandboxContext",
+            "Policy",
+            "snadbox",
+            "snadbxo",
+            "polices",
+            "policies",
+            "permissions",
+            "permissionProfile",
+            "permision",
+            "premissons",
+            "filePermissions",
+            "fileSystemSandboxContext",
+        ] {
             let error = decode("fs/readFile", &format!(r#"{{"path":"/f","{member}":{{}}}}"#)).unwrap_err();
             assert!(error.message.contains(&format!("unknown field `{member}`")), "{member}: {}", error.message);
         }
         let decoded = decode("fs/readFile", r#"{"path":"/f","junk":1,"trace":{"a":1}}"#).unwrap();
         assert_eq!(decoded.ignored, 2);
+    }
+
+    /// Where a method does not know a member of another, or of a newer client, it counts it.
+    #[test]
+    fn no_member_of_the_wire_looks_like_a_misspelt_sandbox() {
+        for member in [
+            // initialize
+            "clientName resumeSessionId protocolVersion capabilities",
+            // fs
+            "path dataBase64 followSymlinks recursive force options handleId mode offset len sourcePath destinationPath cwd",
+            "maxDepth maxDirectories maxEntries followDirectorySymlinks pruneHiddenDirectories atomic",
+            // process
+            "processId argv env envPolicy tty pipeStdin arg0 managedNetwork enforceManagedNetwork networkProxy shellSnapshot",
+            "afterSeq maxBytes waitMs chunk writeId signal size cols rows scopeId metadata inherit exclude includeOnly set",
+            "ignoreDefaultExcludes prependPathDirs loopbackPorts allowLocalBinding credentialMasking providerId",
+            // On any of them.
+            "trace traceId operationId stallMs ceilingMs timeoutMs deadlineMs",
+        ]
+        .iter()
+        .flat_map(|line| line.split(' '))
+        {
+            assert!(!looks_like_sandbox(member), "{member}");
+        }
     }
 
     #[test]

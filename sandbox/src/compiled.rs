@@ -3,8 +3,9 @@
 //! The tables know only real paths: absolute and without links. Whoever asks must have resolved the links, and must open
 //! exactly the path it asked about. Every entry is resolved once, when the tables are made.
 
+use crate::glob::Globs;
 use crate::policy::{Access, DenyGlob, Files, Grants, PROTECTED_NAMES, Policy, PolicyError};
-use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
+
 use portcullis_protocol::path::AbsolutePath;
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{OsStr, OsString};
@@ -96,7 +97,7 @@ struct Node {
     /// A link on the way to an entry: it must be seen to be followed.
     is_waypoint: bool,
     /// Deny globs that start here, relative to here.
-    globs: Option<GlobSet>,
+    globs: Option<Globs>,
     /// Something at or below grants, or is a waypoint.
     leads_on: bool,
     /// The least rank of the nodes strictly below.
@@ -129,11 +130,12 @@ impl Compiled {
     }
 
     fn insert_all(&mut self, grants: &Grants, resolve: &mut impl FnMut(&AbsolutePath) -> Resolved) -> Result<(), PolicyError> {
+        let mut writable = Vec::new();
         for entry in &grants.entries {
-            self.insert(&entry.path, entry.access, resolve(&entry.path))?;
+            self.insert(&entry.path, entry.access, resolve(&entry.path), &mut writable)?;
         }
-        let writable = (0..self.nodes.len()).filter(|at| self.nodes[*at].said == Some(Said::Write));
-        for at in writable.collect::<Vec<_>>() {
+        // Of a missing entry too: whoever may write above it may make it, and its protected names with it.
+        for at in writable {
             for name in PROTECTED_NAMES {
                 let protected = self.child(at, OsStr::new(name));
                 self.nodes[protected].say(Said::Narrow);
@@ -154,15 +156,25 @@ impl Compiled {
         }
         for (base, globs) in by_real {
             let at = self.node(&base);
-            self.nodes[at].globs = Some(glob_set(&globs)?);
+            self.nodes[at].globs = Some(Globs::new(&globs)?);
         }
         Ok(())
     }
 
-    fn insert(&mut self, named: &AbsolutePath, access: Access, resolved: Resolved) -> Result<(), PolicyError> {
+    /// Places of an entry for writing, whatever stands there, are added to `writable`.
+    fn insert(
+        &mut self,
+        named: &AbsolutePath,
+        access: Access,
+        resolved: Resolved,
+        writable: &mut Vec<usize>,
+    ) -> Result<(), PolicyError> {
         let (path, exists, links) = usable(named, resolved)?;
         let at = self.node(&path);
         self.nodes[at].is_entry = true;
+        if access == Access::Write {
+            writable.push(at);
+        }
         match (access, exists) {
             (Access::Deny, _) => self.nodes[at].say(Said::Deny),
             (Access::Read, true) => self.nodes[at].say(Said::Read),
@@ -183,7 +195,7 @@ impl Compiled {
             match access {
                 Access::Deny => self.nodes[at].say(Said::Deny),
                 Access::Read => self.nodes[at].say(Said::Narrow),
-                Access::Write => {}
+                Access::Write => writable.push(at),
             }
         }
         Ok(())
@@ -229,7 +241,7 @@ impl Compiled {
             glob_denies: false,
             below_glob_base: root.globs.is_some(),
         };
-        walk.glob_denies = root.globs.as_ref().is_some_and(|globs| matches_ancestor(globs, &names));
+        walk.glob_denies = root.globs.as_ref().is_some_and(|globs| globs.match_ancestor(&names));
         for (depth, name) in names.iter().enumerate() {
             let Some(at) = walk.node.and_then(|at| self.nodes[at].children.get(*name)).copied() else {
                 walk.node = None;
@@ -243,7 +255,7 @@ impl Compiled {
             }
             if let Some(globs) = &node.globs {
                 walk.below_glob_base = true;
-                walk.glob_denies |= matches_ancestor(globs, &names[depth + 1..]);
+                walk.glob_denies |= globs.match_ancestor(&names[depth + 1..]);
             }
         }
         walk
@@ -338,35 +350,10 @@ fn usable(named: &AbsolutePath, resolved: Resolved) -> Result<(PathBuf, bool, Ve
     }
 }
 
-/// Whether a glob matches the path of these names or that of one of its ancestors.
-fn matches_ancestor(globs: &GlobSet, names: &[&OsStr]) -> bool {
-    let mut relative = PathBuf::new();
-    names.iter().any(|name| {
-        relative.push(name);
-        globs.is_match(&relative)
-    })
-}
-
-fn glob_set(globs: &[&DenyGlob]) -> Result<GlobSet, PolicyError> {
-    let mut set = GlobSetBuilder::new();
-    for glob in globs {
-        set.add(compile_glob(&glob.pattern)?);
-    }
-    set.build().map_err(|error| PolicyError::Glob { glob: globs[0].pattern.clone(), problem: error.to_string() })
-}
-
-/// A glob whose `*`, `?` and classes stop at slashes.
-pub(crate) fn compile_glob(pattern: &str) -> Result<globset::Glob, PolicyError> {
-    GlobBuilder::new(pattern)
-        .literal_separator(true)
-        .backslash_escape(true)
-        .build()
-        .map_err(|error| PolicyError::Glob { glob: pattern.to_owned(), problem: error.kind().to_string() })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::glob::compile_glob;
     use crate::policy::{Grant, Network};
     use proptest::prelude::*;
 
@@ -567,6 +554,48 @@ mod tests {
         assert_eq!(compiled.root_of(Path::new("/q/a")), Some(Path::new("/q")));
         let refused = Compiled::new(&policy, |_| Resolved::Refused("is no good".to_owned()));
         assert_eq!(refused.unwrap_err().to_string(), "policy path `/q`: is no good");
+    }
+
+    #[test]
+    fn a_missing_writable_entry_keeps_its_protected_names() {
+        let policy = policy(&[("/par", Write), ("/par/ws", Write), ("/par/.git/x", Write), ("/alone/ws", Write)], &[]);
+        let there = |is_there: bool| {
+            Compiled::new(&policy, |path| match path.as_path().to_str().unwrap() {
+                "/par" => Resolved::same(path),
+                _ if is_there => Resolved::same(path),
+                other => Resolved::Missing { path: PathBuf::from(other), links: Vec::new() },
+            })
+            .unwrap()
+        };
+        for is_there in [true, false] {
+            for name in PROTECTED_NAMES {
+                check(
+                    &there(is_there),
+                    &[
+                        (&format!("/par/ws/{name}"), Verdict::Protected),
+                        (&format!("/par/ws/{name}/hooks"), Verdict::Protected),
+                        (&format!("/par/{name}"), Verdict::Protected),
+                        ("/par/ws/src", Verdict::Write),
+                        (&format!("/par/other/{name}"), Verdict::Write),
+                    ],
+                );
+            }
+            assert!(there(is_there).has_narrower_below(Path::new("/par/ws")));
+        }
+        // Alone it is as little as before, and so are its protected names.
+        check(&there(false), &[("/alone/ws/.git", Verdict::Unlisted), ("/alone/ws/a", Verdict::Unlisted)]);
+        check(&there(true), &[("/alone/ws/.git", Verdict::Protected)]);
+    }
+
+    #[test]
+    fn a_writable_entry_keeps_its_protected_names_where_its_own_name_stands() {
+        let policy = policy(&[("/", Write), ("/a/ws", Write)], &[]);
+        let compiled = Compiled::new(&policy, |path| match path.as_path().to_str().unwrap() {
+            "/a/ws" => Resolved::Real { path: PathBuf::from("/b/ws"), links: vec![PathBuf::from("/a")] },
+            _ => Resolved::same(path),
+        })
+        .unwrap();
+        check(&compiled, &[("/b/ws/.git", Verdict::Protected), ("/a/ws/.git", Verdict::Protected), ("/a/ws/x", Verdict::Write)]);
     }
 
     #[test]

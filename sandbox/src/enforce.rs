@@ -22,12 +22,22 @@ pub fn worker(policy: &Policy, roots: &Roots) -> Result<Enforced, EnforceError> 
     confine(policy, roots, Who::Worker, abi, Vec::new())
 }
 
-/// Confines this single-threaded process before it executes a client's program. `allow_unprotected` is the operator's word that
-/// the gaps that can be waived are accepted; they are then listed as missing.
+/// What is decided about one process beside its policy.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Choices {
+    /// The operator's word that the gaps that can be waived are accepted; they are then listed as missing.
+    pub allow_unprotected: bool,
+    /// It was given a terminal, so that `/dev/tty` is its own. Without one, `/dev/tty` could become the way to write to any
+    /// terminal that can be read: opening one makes it that of a session that has none.
+    pub tty: bool,
+}
+
+/// Confines this single-threaded process before it executes a client's program.
 ///
 /// # Errors
 /// The policy asks what these layers cannot give; or a step failed. The process must end.
-pub fn process(policy: &Policy, roots: &Roots, allow_unprotected: bool) -> Result<Enforced, EnforceError> {
+pub fn process(policy: &Policy, roots: &Roots, choices: Choices) -> Result<Enforced, EnforceError> {
+    let Choices { allow_unprotected, tty } = choices;
     let abi = landlock_abi(policy)?;
     // Asked again here, with real paths: links may make one entry lie below another.
     let gaps = report::gaps(policy, roots, abi);
@@ -35,7 +45,7 @@ pub fn process(policy: &Policy, roots: &Roots, allow_unprotected: bool) -> Resul
         return Err(EnforceError::Gaps(gaps));
     }
     let missing = gaps.iter().map(|gap| gap.what.name().to_owned()).collect();
-    confine(policy, roots, Who::Process, abi, missing)
+    confine(policy, roots, Who::Process { tty }, abi, missing)
 }
 
 fn confine(policy: &Policy, roots: &Roots, who: Who, abi: u32, missing: Vec<String>) -> Result<Enforced, EnforceError> {
@@ -43,7 +53,7 @@ fn confine(policy: &Policy, roots: &Roots, who: Who, abi: u32, missing: Vec<Stri
     refuse_threads()?;
 
     // No core files, and a program's own limit of descriptors.
-    limits::set(roots, who == Who::Process)
+    limits::set(roots, who != Who::Worker)
         .map_err(|errno| EnforceError::Limits { attempt: "set resource limits", errno: errno.raw_os_error() })?;
 
     // Who is asked to confine the network alone leaves the user's rights on files as they are, and root's are capabilities.
@@ -136,6 +146,17 @@ pub enum EnforceError {
         /// What it leads to.
         real: PathBuf,
     },
+    /// The path of a writable root leads through a link in another one.
+    #[error(
+        "open writable root `{path}`: a link on its way lies in another writable root; name the real path `{}` instead",
+        real.display()
+    )]
+    SteeredRoot {
+        /// As the policy names it.
+        path: AbsolutePath,
+        /// Where it leads now.
+        real: PathBuf,
+    },
     /// More roots than this process may have descriptors.
     #[error("open the paths of the policy: needs {needed} descriptors, the hard limit is {maximum}; raise it (ulimit -Hn)")]
     Descriptors {
@@ -223,7 +244,7 @@ impl EnforceError {
             | Self::Capabilities { errno }
             | Self::NoNewPrivs { errno }
             | Self::NoLandlock { errno } => *errno,
-            Self::LinkedRoot { .. } => libc::ELOOP,
+            Self::LinkedRoot { .. } | Self::SteeredRoot { .. } => libc::ELOOP,
             Self::Descriptors { .. } => libc::EMFILE,
             Self::Gaps(_) | Self::Threads { .. } | Self::OldLandlock { .. } | Self::Landlock { .. } | Self::Seccomp { .. } => {
                 libc::EOPNOTSUPP

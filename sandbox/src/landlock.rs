@@ -21,7 +21,10 @@ pub(crate) const SCOPES_ABI: u32 = 6;
 const KNOWN_ABI: u32 = 9;
 
 /// Devices without a state of their own, which programs expect wherever the system's directories can be read.
-const DEVICES: [&str; 6] = ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty"];
+const DEVICES: [&str; 5] = ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"];
+
+/// The terminal that controls a process, whichever it is.
+const TERMINAL: &str = "/dev/tty";
 
 /// Who is confined.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,7 +32,10 @@ pub(crate) enum Who {
     /// An fs worker: opens, makes and removes regular files, directories and links.
     Worker,
     /// A client's program.
-    Process,
+    Process {
+        /// With a terminal of its own.
+        tty: bool,
+    },
 }
 
 /// Rights of one ruleset. Empty sets are not handled.
@@ -60,7 +66,7 @@ impl Rights {
         let remove = AccessFs::RemoveFile | AccessFs::RemoveDir;
         let (read, write, device) = match who {
             Who::Worker => (read, read | content | tree | remove, BitFlags::EMPTY),
-            Who::Process => {
+            Who::Process { .. } => {
                 let read = read | AccessFs::Execute;
                 let nodes = AccessFs::MakeFifo | AccessFs::MakeSock | AccessFs::MakeChar | AccessFs::MakeBlock;
                 let write = read | content | tree | remove | nodes | AccessFs::IoctlDev;
@@ -121,7 +127,8 @@ pub(crate) fn restrict(policy: &Policy, roots: &Roots, who: Who, abi: u32) -> Re
         }
     }
     if needs_devices(policy) && !rights.device.is_empty() {
-        for device in DEVICES.into_iter().filter(|device| Path::new(device).exists()) {
+        let terminal = (who == Who::Process { tty: true }).then_some(TERMINAL);
+        for device in DEVICES.into_iter().chain(terminal).filter(|device| Path::new(device).exists()) {
             ruleset = ruleset.add_rule(PathBeneath::new(PathFd::new(device)?, rights.device))?;
         }
     }
@@ -151,7 +158,8 @@ fn needs_devices(policy: &Policy) -> bool {
         grants.entries.iter().any(|grant| grant.access == access && Path::new(path).starts_with(grant.path.as_path()))
     };
     let runs = |access| covers("/usr/bin", access);
-    (runs(Access::Read) || runs(Access::Write)) && !DEVICES.into_iter().any(|device| covers(device, Access::Deny))
+    (runs(Access::Read) || runs(Access::Write))
+        && !DEVICES.into_iter().chain([TERMINAL]).any(|device| covers(device, Access::Deny))
 }
 
 #[cfg(test)]
@@ -168,7 +176,7 @@ mod tests {
     #[test]
     fn every_abi_handles_all_that_it_knows() {
         for abi in 1..=9 {
-            let rights = Rights::new(&policy(Network::Restricted), Who::Process, abi);
+            let rights = Rights::new(&policy(Network::Restricted), Who::Process { tty: true }, abi);
             let all = AccessFs::from_all(ABI::from(i32::try_from(abi).unwrap()));
             assert_eq!(rights.files, all, "ABI {abi}");
             assert!(all.contains(rights.read | rights.write | rights.device), "ABI {abi}");
@@ -182,7 +190,7 @@ mod tests {
 
     #[test]
     fn reading_grants_nothing_that_changes() {
-        for (abi, who) in (1..=9).flat_map(|abi| [(abi, Who::Worker), (abi, Who::Process)]) {
+        for (abi, who) in (1..=9).flat_map(|abi| [(abi, Who::Worker), (abi, Who::Process { tty: true })]) {
             let rights = Rights::new(&policy(Network::Enabled), who, abi);
             let changes = AccessFs::from_write(ABI::V9);
             assert!((rights.read & changes).is_empty(), "ABI {abi}, {who:?}");
@@ -204,8 +212,8 @@ mod tests {
     #[test]
     fn unrestricted_files_still_get_scopes_where_there_are_any() {
         let policy = Policy { files: Files::Unrestricted, network: Network::Restricted };
-        assert!(Rights::new(&policy, Who::Process, 3).is_empty());
-        let rights = Rights::new(&policy, Who::Process, 7);
+        assert!(Rights::new(&policy, Who::Process { tty: true }, 3).is_empty());
+        let rights = Rights::new(&policy, Who::Process { tty: true }, 7);
         assert!(rights.files.is_empty() && !rights.scope.is_empty() && !rights.network.is_empty());
     }
 }

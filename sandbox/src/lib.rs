@@ -12,6 +12,7 @@
 pub mod compiled;
 pub mod enforce;
 pub mod file;
+mod glob;
 mod landlock;
 mod limits;
 pub mod policy;

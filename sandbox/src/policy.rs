@@ -185,6 +185,16 @@ pub enum PolicyError {
         /// What is wrong with it.
         problem: String,
     },
+    /// An entry that would come to nothing and whose author meant it to limit.
+    #[error("special entry `{kind}` with access {access}: {problem}")]
+    Special {
+        /// The entry's kind.
+        kind: String,
+        /// What it was to give.
+        access: &'static str,
+        /// What is wrong with it.
+        problem: &'static str,
+    },
     /// More than a policy may hold.
     #[error("policy with {count} {what}: the bound is {bound}")]
     Bound {

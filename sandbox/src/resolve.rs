@@ -1,7 +1,7 @@
 //! From the wire's sandbox object and this machine to a policy. Whatever cannot be resolved is an error: a policy is never
 //! weaker than its author wrote it.
 
-use crate::compiled::compile_glob;
+use crate::glob::compile_glob;
 use crate::policy::{Access, DenyGlob, Files, Grant, Grants, MAX_ENTRIES, MAX_GLOBS, Network, Policy, PolicyError};
 use portcullis_protocol::path::{AbsolutePath, WirePath};
 use portcullis_protocol::sandbox::{self as wire, Permissions, Sandbox, Target};
@@ -13,6 +13,9 @@ const MINIMAL: [&str; 8] = ["/bin", "/sbin", "/usr", "/etc", "/lib", "/lib64", "
 
 /// A glob with this prefix is relative to every workspace root, rather than to the cwd.
 const PROJECT_ROOTS_PREFIX: &str = "codex-project-roots://";
+
+/// The special entry that grants nothing and can deny.
+const CURRENT_DIRECTORY: &str = "current_working_directory";
 
 /// What of this machine enters into policies.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -44,7 +47,8 @@ impl Machine {
 /// process to be started, which stands in for a missing cwd.
 ///
 /// # Errors
-/// A path of another system, a dynamic entry without a cwd, a glob that does not compile, a bound.
+/// A path of another system, a dynamic entry without a cwd, a glob that does not compile, a limit that would come to nothing, a
+/// bound.
 pub fn resolve(sandbox: &Sandbox, process_cwd: Option<&AbsolutePath>, machine: &Machine) -> Result<Option<Policy>, PolicyError> {
     let (files, network) = match &sandbox.permissions {
         Permissions::Disabled => return Ok(None),
@@ -72,6 +76,12 @@ fn restricted(entries: &[wire::Entry], places: &Places<'_>) -> Result<Files, Pol
     for entry in entries {
         match &entry.target {
             Target::Glob(pattern) => globs.extend(places.glob(pattern)?),
+            Target::Nothing(kind) if entry.access == wire::Access::Deny => {
+                grants.push(Grant { path: places.denied(kind)?, access: Access::Deny });
+            }
+            Target::ProjectRoots { .. } if entry.access == wire::Access::Deny && places.workspace_roots()?.is_empty() => {
+                return Err(no_roots("project_roots"));
+            }
             target => {
                 let access = match entry.access {
                     wire::Access::Write => Access::Write,
@@ -85,8 +95,30 @@ fn restricted(entries: &[wire::Entry], places: &Places<'_>) -> Result<Files, Pol
         check_bound("entries", grants.len(), 4 * MAX_ENTRIES)?;
         check_bound("deny globs", globs.len(), 4 * MAX_GLOBS)?;
     }
+    refuse_lost_narrowing(entries, &grants)?;
     let grants = Grants::new(grants, globs)?;
     Ok(if is_everything(&grants) { Files::Unrestricted } else { Files::Restricted(grants) })
+}
+
+/// An entry for reading whose kind nobody knows grants nothing. Where something is writable it may have been meant to take
+/// writing away, which must not be left out.
+fn refuse_lost_narrowing(entries: &[wire::Entry], grants: &[Grant]) -> Result<(), PolicyError> {
+    let narrows = |entry: &wire::Entry| match &entry.target {
+        Target::Nothing(kind) if entry.access == wire::Access::Read => Some(kind.clone()),
+        _ => None,
+    };
+    match entries.iter().find_map(narrows) {
+        Some(kind) if grants.iter().any(|grant| grant.access == Access::Write) => Err(PolicyError::Special {
+            kind,
+            access: "read",
+            problem: "grants nothing, and could not keep what other entries make writable from being changed: name a path",
+        }),
+        _ => Ok(()),
+    }
+}
+
+fn no_roots(kind: &str) -> PolicyError {
+    PolicyError::Special { kind: kind.to_owned(), access: "deny", problem: "denies nothing: give workspaceRoots" }
 }
 
 fn check_bound(what: &'static str, count: usize, bound: usize) -> Result<(), PolicyError> {
@@ -125,18 +157,35 @@ impl<'a> Places<'a> {
         self.cwd.as_ref().ok_or(PolicyError::CwdRequired)
     }
 
+    /// They are looked at only together with a cwd, as clients know it.
+    fn workspace_roots(&self) -> Result<&[AbsolutePath], PolicyError> {
+        self.cwd()?;
+        Ok(&self.roots)
+    }
+
+    /// What the denial of a kind that grants nothing denies.
+    fn denied(&self, kind: &str) -> Result<AbsolutePath, PolicyError> {
+        if kind == CURRENT_DIRECTORY {
+            return self.cwd().cloned();
+        }
+        Err(PolicyError::Special {
+            kind: kind.to_owned(),
+            access: "deny",
+            problem: "is of a kind that this version does not know, so that it would deny nothing: name a path",
+        })
+    }
+
     fn paths(&self, target: &Target) -> Result<Vec<AbsolutePath>, PolicyError> {
         Ok(match target {
             Target::Path(path) => vec![local("policy path", path)?],
             Target::Root => vec![absolute(Path::new("/"))?],
             Target::Minimal => self.machine.minimal.iter().map(|path| absolute(path)).collect::<Result<_, _>>()?,
             Target::ProjectRoots { subpath } => {
-                self.cwd()?;
                 let below = |root: &AbsolutePath| match subpath {
                     Some(subpath) => absolute(&root.as_path().join(subpath)),
                     None => Ok(root.clone()),
                 };
-                self.roots.iter().map(below).collect::<Result<_, _>>()?
+                self.workspace_roots()?.iter().map(below).collect::<Result<_, _>>()?
             }
             Target::Tmpdir => self.machine.tmpdir.iter().map(|path| absolute(path)).collect::<Result<_, _>>()?,
             Target::SlashTmp if self.machine.slash_tmp => vec![absolute(Path::new("/tmp"))?],
@@ -149,9 +198,13 @@ impl<'a> Places<'a> {
 
     fn glob(&self, glob: &str) -> Result<Vec<DenyGlob>, PolicyError> {
         if let Some(pattern) = glob.strip_prefix(PROJECT_ROOTS_PREFIX) {
-            self.cwd()?;
+            let roots = self.workspace_roots()?;
+            if roots.is_empty() {
+                let problem = "denies nothing: give workspaceRoots".to_owned();
+                return Err(PolicyError::Glob { glob: glob.to_owned(), problem });
+            }
             let pattern = pattern.trim_start_matches('/');
-            return self.roots.iter().map(|root| split_glob(root, pattern, glob)).collect();
+            return roots.iter().map(|root| split_glob(root, pattern, glob)).collect();
         }
         let (base, pattern) = match glob.strip_prefix('/') {
             Some(pattern) => (absolute(Path::new("/"))?, pattern),
@@ -267,6 +320,77 @@ mod tests {
     fn project_roots_come_from_workspace_roots_only() {
         check(&special("project_roots", "write"), r#","cwd":"file:///c""#, Ok(""));
         check(&special("project_roots", "write"), r#","cwd":"file:///c","workspaceRoots":[]"#, Ok(""));
+    }
+
+    #[test]
+    fn a_denial_never_comes_to_nothing() {
+        let root = special("root", "read");
+        let with_root = |entry: &str| format!("{root},{entry}");
+        let cwd = "current_working_directory";
+        check(&with_root(&special(cwd, "deny")), r#","cwd":"/c""#, Ok("Read:/ Deny:/c"));
+        check(&with_root(&special(cwd, "deny")), "", Err("file system sandbox context with dynamic permissions requires cwd"));
+        for kind in ["unknown", "minimall", "curent_working_directory"] {
+            let text = format!(
+                "special entry `{kind}` with access deny: is of a kind that this version does not know, so that it would deny nothing: name a path"
+            );
+            check(&with_root(&special(kind, "deny")), ROOTS, Err(&text));
+        }
+        let no_roots = "special entry `project_roots` with access deny: denies nothing: give workspaceRoots";
+        let below = r#"{"path":{"type":"special","value":{"kind":"project_roots","subpath":"x"}},"access":"deny"}"#;
+        for entry in [special("project_roots", "deny"), below.to_owned()] {
+            check(&with_root(&entry), r#","cwd":"/c","workspaceRoots":[]"#, Err(no_roots));
+        }
+        check(&with_root(below), ROOTS, Ok("Read:/ Deny:/v/x Deny:/w/x"));
+        let pattern = "codex-project-roots://*.env";
+        let text = "deny glob `codex-project-roots://*.env`: denies nothing: give workspaceRoots";
+        check(&with_root(&glob(pattern)), r#","cwd":"/c""#, Err(text));
+        check(&with_root(&glob(pattern)), ROOTS, Ok("Read:/ /v|*.env /w|*.env"));
+        // What this machine does not have cannot be reached on it.
+        let sandbox = format!(
+            r#"{{"permissions":{{"type":"managed","network":"restricted","file_system":{{"type":"restricted","entries":[{root},{}]}}}},"windowsSandboxLevel":"disabled"}}"#,
+            ["tmpdir", "slash_tmp", "minimal"].map(|kind| special(kind, "deny")).join(",")
+        );
+        let bare = resolve(&Sandbox::parse(&sandbox).unwrap(), None, &Machine::default()).unwrap();
+        assert_eq!(show(bare.as_ref()), "Read:/");
+        check(
+            &[root.clone(), special("tmpdir", "deny"), special("slash_tmp", "deny")].join(","),
+            "",
+            Ok("Read:/ Deny:/srv/tmp Deny:/tmp"),
+        );
+    }
+
+    #[test]
+    fn a_process_cwd_can_be_denied() {
+        let text = format!(
+            r#"{{"permissions":{{"type":"managed","network":"restricted","file_system":{{"type":"restricted","entries":[{}]}}}},"windowsSandboxLevel":"disabled"}}"#,
+            special("current_working_directory", "deny")
+        );
+        assert_eq!(with(&text, Some("/own")).map(|policy| show(policy.as_ref())).unwrap(), "Deny:/own");
+    }
+
+    #[test]
+    fn a_denial_keeps_everything_from_being_writable() {
+        for denied in [special("current_working_directory", "deny"), path("/c", "deny"), path("/c", "none")] {
+            check(&[special("root", "write"), denied].join(","), r#","cwd":"/c""#, Ok("Write:/ Deny:/c"));
+        }
+        check(&[special("root", "write"), special("root", "deny")].join(","), "", Ok("Deny:/"));
+        check(&special("root", "write"), r#","cwd":"/c""#, Ok("unrestricted Restricted"));
+    }
+
+    #[test]
+    fn a_narrowing_of_an_unknown_kind_is_refused_where_something_is_writable() {
+        for kind in ["protected", "current_working_directory"] {
+            let text = format!(
+                "special entry `{kind}` with access read: grants nothing, and could not keep what other entries make writable from being changed: name a path"
+            );
+            for write in [path("/w", "write"), special("root", "write"), special("project_roots", "write")] {
+                check(&[special(kind, "read"), write.clone()].join(","), ROOTS, Err(&text));
+                check(&[write, special(kind, "read")].join(","), ROOTS, Err(&text));
+            }
+            // Nothing is writable: nothing is lost.
+            check(&[special("root", "read"), special(kind, "read")].join(","), ROOTS, Ok("Read:/"));
+            check(&[special("everything", "write"), special(kind, "read")].join(","), ROOTS, Ok(""));
+        }
     }
 
     #[test]

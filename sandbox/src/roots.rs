@@ -2,7 +2,7 @@
 
 use crate::compiled::Resolved;
 use crate::enforce::EnforceError;
-use crate::policy::{Access, Files, Policy};
+use crate::policy::{Access, Files, Grants, Policy};
 use portcullis_protocol::path::AbsolutePath;
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
@@ -68,6 +68,7 @@ impl Roots {
             roots.all.push(root);
             roots.resolved.insert(grant.path.clone(), resolved);
         }
+        roots.refuse_steered(grants)?;
         for glob in &grants.deny_globs {
             if !roots.resolved.contains_key(&glob.base) {
                 let (_, resolved) = open_root(&glob.base, Access::Deny)?;
@@ -75,6 +76,22 @@ impl Roots {
             }
         }
         Ok(roots)
+    }
+
+    /// Refuses a writable root whose path leads through a link that lies in another writable root: whoever may write there
+    /// could turn the link, and so decide what is writable next time.
+    fn refuse_steered(&self, grants: &Grants) -> Result<(), EnforceError> {
+        let writable: Vec<&Root> = self.all.iter().filter(|root| root.access == Access::Write).collect();
+        for grant in grants.entries.iter().filter(|grant| grant.access == Access::Write) {
+            let Some(Resolved::Real { path, links } | Resolved::Missing { path, links }) = self.resolved.get(&grant.path) else {
+                continue;
+            };
+            let is_steered = |link: &PathBuf| writable.iter().any(|root| link.starts_with(&root.real));
+            if links.iter().any(is_steered) {
+                return Err(EnforceError::SteeredRoot { path: grant.path.clone(), real: path.clone() });
+            }
+        }
+        Ok(())
     }
 
     /// What a path of the policy was when the roots were opened: the answer that [`crate::compiled::Compiled::new`] needs.
@@ -213,7 +230,7 @@ fn raise_descriptor_limit(roots: usize) -> Result<Option<Rlimit>, EnforceError> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::{Grant, Grants, Network};
+    use crate::policy::{Grant, Network};
     use std::fs;
     use std::os::unix::fs::{MetadataExt, symlink};
 
@@ -242,6 +259,27 @@ mod tests {
         assert_eq!((followed.path, followed.exists), (top.join("real/later/on"), false));
         assert!(!follow(&top.join("loop/x")).unwrap().exists);
         assert!(!follow(&top.join("dangling")).unwrap().exists);
+    }
+
+    #[test]
+    fn a_writable_root_behind_a_link_in_another_one_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let top = directory.path().canonicalize().unwrap();
+        for name in ["w", "build/out", "w/own/out"] {
+            fs::create_dir_all(top.join(name)).unwrap();
+        }
+        symlink(top.join("build"), top.join("w/l")).unwrap();
+        symlink("own", top.join("w/inner")).unwrap();
+        symlink("w", top.join("alias")).unwrap();
+        let (w, steered, inner) = (top.join("w"), top.join("w/l/out"), top.join("w/inner/out"));
+        for entry in [&steered, &inner] {
+            let refused = open(&[(&w, Access::Write), (entry, Access::Write)]);
+            assert!(matches!(refused, Err(EnforceError::SteeredRoot { .. })), "{refused:?}");
+        }
+        // The controls: nobody who is confined may turn these links.
+        assert!(open(&[(&w, Access::Read), (&steered, Access::Write)]).is_ok());
+        assert!(open(&[(&w, Access::Write), (&steered, Access::Read)]).is_ok());
+        assert!(open(&[(&w, Access::Write), (&top.join("alias/own"), Access::Write)]).is_ok());
     }
 
     #[test]

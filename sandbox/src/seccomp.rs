@@ -199,9 +199,64 @@ mod tests {
         for call in by_number.into_iter().chain(by_name) {
             check(Table::ReadOnly, call, &[], errno(libc::EROFS));
         }
-        check(Table::ReadOnly, libc::SYS_ioctl, &[3, 0x4008_6602], errno(libc::EROFS));
-        check(Table::ReadOnly, libc::SYS_ioctl, &[3, 0x5401], ALLOW);
         check(Table::ReadOnly, libc::SYS_openat, &[], ALLOW);
+    }
+
+    #[test]
+    fn a_read_only_process_asks_of_descriptors_and_changes_nothing_by_them() {
+        for request in [
+            0x4008_6602,   // FS_IOC_SETFLAGS
+            0x1_4008_6602, // the kernel takes 32 bits
+            0x4008_7602,   // FS_IOC_SETVERSION
+            0x4008_6604,   // EXT4_IOC_SETVERSION
+            0x660c,        // EXT4_IOC_ALLOC_DA_BLKS
+            0x6628,        // EXT4_IOC_CLEAR_ES_CACHE
+            0x401c_5820,   // FS_IOC_FSSETXATTR
+            0x4004_9409,   // FICLONE
+            0xc004_5877,   // FIFREEZE
+            0x4004_5431,   // TIOCSPTLCK
+            0x4004_5436,   // TIOCSIG
+            0x8933 + 1,    // one of those that set
+            0,
+            1, // FIBMAP
+            3,
+            0x53ff,
+            0x5500,
+            u64::from(u32::MAX),
+        ] {
+            check(Table::ReadOnly, libc::SYS_ioctl, &[3, request], errno(libc::EROFS));
+            check(Table::Process, libc::SYS_ioctl, &[3, 0x4008_6602], ALLOW);
+        }
+        for request in [
+            0x5401,                // TCGETS
+            0x5402,                // TCSETS
+            0x540e,                // TIOCSCTTY
+            0x5410,                // TIOCSPGRP
+            0x5413,                // TIOCGWINSZ
+            0x541b,                // FIONREAD
+            0x5421,                // FIONBIO
+            0x5450,                // FIONCLEX
+            0x5451,                // FIOCLEX
+            0x5452,                // FIOASYNC
+            2,                     // FIGETBSZ
+            0x802c_542a,           // TCGETS2
+            0x402c_542b,           // TCSETS2
+            0x8008_6601,           // FS_IOC_GETFLAGS
+            0x801c_581f,           // FS_IOC_FSGETXATTR
+            0xc020_660b,           // FS_IOC_FIEMAP
+            0x8933,                // SIOCGIFINDEX
+            0xffff_ffff_0000_5401, // the kernel takes 32 bits
+        ] {
+            check(Table::ReadOnly, libc::SYS_ioctl, &[3, request], ALLOW);
+        }
+        for command in [1024, 1026, 1036, 1038, 1040, 0x1_0000_0400] {
+            check(Table::ReadOnly, libc::SYS_fcntl, &[3, command], errno(libc::EROFS));
+            check(Table::Process, libc::SYS_fcntl, &[3, command], ALLOW);
+        }
+        // F_DUPFD, F_GETFL, F_SETFL, F_SETLK, F_GETLEASE, F_DUPFD_CLOEXEC, F_SETPIPE_SZ, F_GET_RW_HINT
+        for command in [0, 3, 4, 6, 1025, 1030, 1031, 1035] {
+            check(Table::ReadOnly, libc::SYS_fcntl, &[3, command], ALLOW);
+        }
     }
 
     #[test]

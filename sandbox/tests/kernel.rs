@@ -12,11 +12,13 @@ mod kernel {
     pub(crate) mod sys;
 }
 
-use portcullis_sandbox::enforce;
+use portcullis_sandbox::enforce::{self, Choices};
 use portcullis_sandbox::policy::Policy;
 use portcullis_sandbox::roots::Roots;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
+
+const WAIVED: Choices = Choices { allow_unprotected: true, tty: false };
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -33,12 +35,13 @@ fn main() -> ExitCode {
             };
             let enforced = match *who {
                 "worker" => enforce::worker(&policy, &roots),
-                "process" => enforce::process(&policy, &roots, false),
-                "waived" => enforce::process(&policy, &roots, true),
+                "process" => enforce::process(&policy, &roots, Choices::default()),
+                "terminal" => enforce::process(&policy, &roots, Choices { tty: true, ..Choices::default() }),
+                "waived" => enforce::process(&policy, &roots, WAIVED),
                 "threaded" => {
                     let (_keep, wait) = std::sync::mpsc::channel::<()>();
                     std::thread::spawn(move || wait.recv());
-                    enforce::process(&policy, &roots, true)
+                    enforce::process(&policy, &roots, WAIVED)
                 }
                 other => panic!("{other}"),
             };

@@ -163,6 +163,8 @@ impl Tree<'_> {
     fn stopped(&self, error: FsError, path: AbsolutePath) -> FsError {
         match error {
             FsError::Os(errno) | FsError::Denied(errno) if self.changed => FsError::Partial { path, errno },
+            // A root that the copy itself made, or that was replaced meanwhile. It must not be taken for nothing tried.
+            FsError::Stale if self.changed => FsError::Partial { path, errno: Errno::STALE.raw_os_error() },
             other => other,
         }
     }
@@ -305,6 +307,21 @@ mod tests {
         let expect = FsError::Partial { path: tree.path("s/ln"), errno: Errno::EXIST.raw_os_error() };
         // Which of the two comes first is the directory's choice.
         assert!(stopped == Err(expect) || stopped == Err(os(Errno::EXIST)), "{stopped:?}");
+    }
+
+    #[test]
+    fn a_copy_that_makes_a_missing_root_stops_there_and_says_so() {
+        let tree = Tree::new();
+        tree.put("par/src/sub/f", b"f");
+        let view = confined(&[(&tree.at("par"), "write"), (&tree.at("par/ws"), "write")]);
+        let stopped = run(&view, tree.path("par/src"), tree.path("par/ws"), true);
+        // Not `Stale`, which would say that nothing was tried.
+        let expect = FsError::Partial { path: tree.path("par/src/sub"), errno: Errno::STALE.raw_os_error() };
+        assert_eq!((stopped, tree.names("par/ws").len()), (Err(expect), 0));
+        // The control: a new worker knows the root.
+        let view = confined(&[(&tree.at("par"), "write"), (&tree.at("par/ws"), "write")]);
+        assert_eq!(run(&view, tree.path("par/src"), tree.path("par/ws"), true), Ok(FsDone::Changed));
+        assert_eq!(tree.get("par/ws/sub/f"), b"f");
     }
 
     #[test]

@@ -262,6 +262,19 @@ mod tests {
     }
 
     #[test]
+    fn protected_names_of_a_missing_root_in_another_cannot_be_made() {
+        let tree = Tree::new();
+        tree.mkdir("par");
+        let view = confined(&[(tree.root(), "read"), (&tree.at("par"), "write"), (&tree.at("par/ws"), "write")]);
+        for path in ["par/ws/.git", "par/ws/.git/hooks", "par/ws/.codex/x"] {
+            assert_eq!(make(&view, tree.path(path), true, true), Err(FsError::Denied(30)), "{path}");
+        }
+        assert!(tree.names("par").is_empty());
+        // The control: the root itself, and what else lies in it.
+        assert_eq!(make(&view, tree.path("par/ws/sub"), true, true), Ok(FsDone::Changed));
+    }
+
+    #[test]
     fn flags_follow_links_and_dangling_ones_are_left_out() {
         let tree = Tree::new();
         tree.put("d/f", b"");

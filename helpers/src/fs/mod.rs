@@ -5,7 +5,9 @@
 
 mod copy;
 mod directory;
+mod links;
 mod metadata;
+mod pointers;
 mod read;
 mod remove;
 mod rules;
@@ -50,6 +52,9 @@ impl From<Result<Self, FsError>> for Answer {
 
 /// Carries out one request.
 pub(crate) fn carry_out(view: &View, operation: FsOperation, payload: &[u8], descriptors: Vec<OwnedFd>) -> Answer {
+    if let Err(stale) = view.check_links() {
+        return stale.into();
+    }
     match operation {
         FsOperation::ReadFile { path, follow, limit } => read::file(view, &path, follow, limit).into(),
         FsOperation::Open { path, mode: OpenMode::Read } => read::open(view, &path).into(),

@@ -6,7 +6,7 @@
 
 use super::directory::{Listing, MOST_NAMES};
 use super::metadata::link_in_the_way;
-use super::rules::Rules;
+use super::rules::Narrower;
 use super::view::{Follow, Place, View};
 use super::{denied, is, os};
 use portcullis_protocol::helper::{FsDone, FsError};
@@ -52,11 +52,9 @@ fn remove_name(view: &View, path: &AbsolutePath, manner: Manner) -> Result<(), F
         FileType::Symlink if !manner.follow => Err(link_in_the_way(os(Errno::LOOP))),
         FileType::Directory if manner.recursive => remove_tree(view, &place),
         FileType::Directory => {
-            if let Some(rules) = view.rules()
-                && rules.has_narrower_below(&place.path)
-            {
+            if let Some(narrower) = narrower_below(view, &place.path)? {
                 // A directory that can be removed is empty, but a name in it may be protected although it is missing.
-                scan(view, rules, &place.path)?;
+                scan(view, &narrower, &place.path)?;
             }
             unlinkat(&place.directory, &place.name, AtFlags::REMOVEDIR).map_err(os)
         }
@@ -66,11 +64,11 @@ fn remove_name(view: &View, path: &AbsolutePath, manner: Manner) -> Result<(), F
 
 fn remove_tree(view: &View, place: &Place) -> Result<(), FsError> {
     // If something below may not be removed, nothing is.
-    let narrower = view.rules().filter(|rules| rules.has_narrower_below(&place.path));
-    if let Some(rules) = narrower {
-        scan(view, rules, &place.path)?;
+    let narrower = narrower_below(view, &place.path)?;
+    if let Some(narrower) = &narrower {
+        scan(view, narrower, &place.path)?;
     }
-    let mut removal = Removal { rules: narrower, way: Vec::new(), path: place.path.clone(), changed: false };
+    let mut removal = Removal { rules: narrower.as_ref(), way: Vec::new(), path: place.path.clone(), changed: false };
     removal.run(place).map_err(|stop| match stop {
         // Nothing is gone yet, so the plain answer is the whole truth.
         error if !removal.changed => error,
@@ -81,8 +79,12 @@ fn remove_tree(view: &View, place: &Place) -> Result<(), FsError> {
     })
 }
 
+fn narrower_below<'a>(view: &'a View, tree: &Path) -> Result<Option<Narrower<'a>>, FsError> {
+    view.rules().map_or(Ok(None), |rules| rules.narrower_below(tree))
+}
+
 /// Looks through a tree for what may not be removed.
-fn scan(view: &View, rules: &Rules, tree: &Path) -> Result<(), FsError> {
+fn scan(view: &View, rules: &Narrower<'_>, tree: &Path) -> Result<(), FsError> {
     let mut todo = vec![tree.to_owned()];
     let mut seen = 0;
     while let Some(directory) = todo.pop() {
@@ -137,7 +139,7 @@ fn identity(directory: &OwnedFd) -> Result<Identity, FsError> {
 /// A tree on its way out.
 struct Removal<'a> {
     /// Asked again for each name, if it may make a difference.
-    rules: Option<&'a Rules>,
+    rules: Option<&'a Narrower<'a>>,
     /// The directories from the tree's own parent down to the parent of the current one.
     way: Vec<Identity>,
     /// Of the current directory.
@@ -318,6 +320,22 @@ mod tests {
         assert_eq!(run(&view, tree.path("ws/e/b.env"), false, true, true), Err(FsError::Denied(13)));
         // The control: the same tree goes without a policy.
         assert_eq!(tree_of(&View::unconfined(), tree.path("ws/d")), Ok(FsDone::Changed));
+    }
+
+    #[test]
+    fn nothing_goes_that_a_git_file_made_later_points_into() {
+        let tree = Tree::new();
+        tree.put("ws/sub/a", b"a");
+        tree.put("ws/sub/real/config", b"c");
+        let view = confined(&[(&tree.at("ws"), "write")]);
+        tree.put("ws/.git", b"gitdir: sub/real\n");
+        for name in ["ws/sub", "ws/sub/real", "ws/sub/real/config"] {
+            assert_eq!(tree_of(&view, tree.path(name)), Err(FsError::Denied(30)), "{name}");
+        }
+        assert_eq!((tree.names("ws/sub"), tree.get("ws/sub/real/config")), (vec!["a".into(), "real".into()], b"c".into()));
+        // The control: once it points elsewhere, the tree goes.
+        tree.put("ws/.git", b"gitdir: elsewhere\n");
+        assert_eq!(tree_of(&view, tree.path("ws/sub")), Ok(FsDone::Changed));
     }
 
     #[test]

@@ -1,22 +1,20 @@
 //! The policy as a worker asks it: may this link-free path be seen, read, listed, changed?
 
-use super::trace::{Last, open_exact, trace};
+use super::links::Links;
+use super::pointers::Pointers;
+use super::trace::open_exact;
 use super::{denied, os};
 use portcullis_protocol::helper::FsError;
 use portcullis_protocol::path::AbsolutePath;
 use portcullis_sandbox::compiled::{Compiled, Verdict};
-use portcullis_sandbox::policy::{Access, Files, Grants, PROTECTED_NAMES, Policy, PolicyError};
+use portcullis_sandbox::policy::{Access, Files, Grants, Policy, PolicyError};
 use portcullis_sandbox::roots::{Identity, Roots};
-use rustix::fs::{AtFlags, CWD, FileType, OFlags, Stat, fstat, fstatfs, statat};
+use rustix::fs::{AtFlags, CWD, OFlags, Stat, fstat, fstatfs, statat};
 use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-
-/// Bound of a `.git` file: `gitdir: ` and a path.
-const MOST_POINTER: usize = 4096 + 16;
 
 /// What an operation wants of a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,8 +39,8 @@ pub(super) struct Rules {
     /// For directories above a grant: the names that lead there. The kernel may not let such a directory be listed, and all
     /// that may be seen in it is known from the policy.
     leads: BTreeMap<PathBuf, BTreeSet<OsString>>,
-    /// Where protected names of the writable roots lead outside themselves (see [`Rules::pointers_of`]).
-    pointers: Vec<PathBuf>,
+    /// Those on the way of the policy's paths.
+    links: Links,
     /// Device of /proc, if it is one.
     proc_device: Option<u64>,
 }
@@ -61,23 +59,47 @@ impl Rules {
             let known = identities.entry(root.real.clone()).or_default();
             *known = known.or(opened);
         }
-        let mut rules = Self { compiled, identities, roots, leads, pointers: Vec::new(), proc_device: proc_device() };
-        let writable = rules.roots.all().iter().filter(|root| root.access == Access::Write && root.descriptor.is_some());
-        rules.pointers = writable.flat_map(|root| rules.pointers_of(&root.real)).collect();
-        Ok(Some(rules))
+        let links = Links::new(grants, &roots, is_own_process)?;
+        Ok(Some(Self { compiled, identities, roots, leads, links, proc_device: proc_device() }))
+    }
+
+    /// That what the policy's paths resolved to is what they resolve to now.
+    pub(super) fn check_links(&self) -> Result<(), FsError> {
+        self.links.check()
     }
 
     /// Whether a link-free path may be used so.
     pub(super) fn permit(&self, real: &Path, want: Want) -> Result<(), FsError> {
         self.judge(real, want)?;
-        if want == Want::Write && self.is_pointed_at(real) { Err(denied(Errno::ROFS)) } else { Ok(()) }
+        if want == Want::Write { self.keep(real, &self.pointers()?) } else { Ok(()) }
+    }
+
+    /// That no deny entry names a path as it is written, links or not: such a denial is final, wherever the links lead.
+    pub(super) fn permit_spelling(&self, path: &Path) -> Result<(), FsError> {
+        if self.compiled.verdict(path) == Verdict::Denied { Err(denied(Errno::ACCESS)) } else { Ok(()) }
     }
 
     /// Whether names may be made and removed in the directory of `real`, and `real` itself be changed.
     pub(super) fn permit_name(&self, real: &Path) -> Result<(), FsError> {
         self.permit(real, Want::Write)?;
-        // Where a pointer covers the directory, it covers `real`.
+        self.permit_parent(real)
+    }
+
+    fn permit_parent(&self, real: &Path) -> Result<(), FsError> {
+        // Where a pointer covers the directory and what lies in it, it covers `real`.
         real.parent().map_or(Ok(()), |parent| self.judge(parent, Want::Write))
+    }
+
+    /// Refuses to change what has to stay because something protected or denied is reached through it.
+    fn keep(&self, real: &Path, pointers: &Pointers) -> Result<(), FsError> {
+        if self.links.cover(real) || pointers.cover(real) { Err(denied(Errno::ROFS)) } else { Ok(()) }
+    }
+
+    /// Read anew each time, and for every writable root: something outside may have made one after the start.
+    fn pointers(&self) -> Result<Pointers, FsError> {
+        let writable = self.roots.all().iter().filter(|root| root.access == Access::Write);
+        let is_granted = |place: &Path| self.compiled.verdict(place) == Verdict::Write;
+        Pointers::read(writable.map(|root| root.real.as_path()), is_granted)
     }
 
     fn judge(&self, real: &Path, want: Want) -> Result<(), FsError> {
@@ -99,9 +121,11 @@ impl Rules {
         self.compiled.verdict(real) != Verdict::Denied && (self.compiled.is_visible(real) || self.leads.contains_key(real))
     }
 
-    /// Whether something below may be less than writable.
-    pub(super) fn has_narrower_below(&self, real: &Path) -> bool {
-        self.compiled.has_narrower_below(real) || self.pointers.iter().any(|pointer| pointer.starts_with(real))
+    /// For a tree in which something may be less than writable: what to ask of the names in it.
+    pub(super) fn narrower_below(&self, tree: &Path) -> Result<Option<Narrower<'_>>, FsError> {
+        let pointers = self.pointers()?;
+        let narrower = self.compiled.has_narrower_below(tree) || self.links.lie_below(tree) || pointers.lie_below(tree);
+        Ok(narrower.then_some(Narrower { rules: self, pointers }))
     }
 
     /// The names that may be seen in a directory that no entry covers; none if one does, and it is to be read.
@@ -136,47 +160,22 @@ impl Rules {
         let stat = fstat(opened).map_err(os)?;
         if Some(stat.st_dev) == self.proc_device { Err(denied(Errno::ACCESS)) } else { Ok(()) }
     }
-
-    fn is_pointed_at(&self, real: &Path) -> bool {
-        let below = |pointer: &PathBuf| real.starts_with(pointer);
-        // The pointers of other roots cannot have changed by anything confined, for they are read-only; the one at hand is
-        // read again, since something outside may have made it after the start.
-        let fresh = || self.compiled.root_of(real).map(|root| self.pointers_of(root)).unwrap_or_default();
-        self.pointers.iter().any(below) || fresh().iter().any(below)
-    }
-
-    /// Where the protected names at the top of a root lead, if not into themselves: the target of one that is a link, and the
-    /// directory that a `.git` file names by `gitdir:`. To change those would be to change what is protected.
-    fn pointers_of(&self, root: &Path) -> Vec<PathBuf> {
-        let mut found = Vec::new();
-        for name in PROTECTED_NAMES {
-            let place = root.join(name);
-            let Ok(stat) = statat(CWD, &place, AtFlags::SYMLINK_NOFOLLOW) else {
-                continue;
-            };
-            if self.compiled.verdict(&place) == Verdict::Write {
-                // An explicit entry grants it.
-                continue;
-            }
-            let target = match FileType::from_raw_mode(stat.st_mode) {
-                FileType::Symlink => Some(place),
-                FileType::RegularFile if name == ".git" => gitdir(root, &place),
-                _in_place => None,
-            };
-            // Nothing is told to anybody of what lies on the way, so nothing needs to be judged.
-            found.extend(target.and_then(|path| trace(&path, Last::Follow, |_| Ok(())).ok()).map(|trace| trace.real));
-        }
-        found
-    }
 }
 
-/// The directory that a `.git` file names.
-fn gitdir(root: &Path, file: &Path) -> Option<PathBuf> {
-    let opened = open_exact(file, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY).ok()?;
-    let mut text = vec![0; MOST_POINTER];
-    let length = rustix::io::read(&opened, &mut text[..]).ok()?;
-    let path = text.get(..length)?.strip_prefix(b"gitdir:")?.trim_ascii();
-    Some(root.join(OsStr::from_bytes(path)))
+/// The rules for a whole tree, with what is read once for it.
+#[derive(Debug)]
+pub(super) struct Narrower<'a> {
+    rules: &'a Rules,
+    pointers: Pointers,
+}
+
+impl Narrower<'_> {
+    /// As [`Rules::permit_name`].
+    pub(super) fn permit_name(&self, real: &Path) -> Result<(), FsError> {
+        self.rules.judge(real, Want::Write)?;
+        self.rules.keep(real, &self.pointers)?;
+        self.rules.permit_parent(real)
+    }
 }
 
 /// For each directory above a grant, the names in it that lead there, both by the path of the entry and by its real path.

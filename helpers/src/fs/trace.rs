@@ -69,8 +69,17 @@ pub(super) fn open_exact(path: &Path, flags: OFlags) -> Result<OwnedFd, Errno> {
     openat2(CWD, path, flags | OFlags::CLOEXEC, Mode::empty(), ResolveFlags::NO_SYMLINKS)
 }
 
-/// Resolves `path`. `see` is asked before each name is looked at; its error ends the resolution.
-pub(super) fn trace(path: &Path, last: Last, mut see: impl FnMut(&Path) -> Result<(), FsError>) -> Result<Trace, FsError> {
+/// A step of a resolution.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Step<'a> {
+    /// A name that is about to be looked at, without links before it.
+    Name(&'a Path),
+    /// A link that is about to be followed, and the names behind it as they stand: what the path is called here.
+    Spelling(&'a Path),
+}
+
+/// Resolves `path`. `see` is asked before each step; its error ends the resolution.
+pub(super) fn trace(path: &Path, last: Last, mut see: impl FnMut(Step<'_>) -> Result<(), FsError>) -> Result<Trace, FsError> {
     for _ in 0..MOST_TRIES {
         match attempt(path, last, &mut see) {
             Err(Stop::Swapped) => {}
@@ -99,7 +108,7 @@ impl From<FsError> for Stop {
     }
 }
 
-fn attempt(path: &Path, last: Last, see: &mut impl FnMut(&Path) -> Result<(), FsError>) -> Result<Trace, Stop> {
+fn attempt(path: &Path, last: Last, see: &mut impl FnMut(Step<'_>) -> Result<(), FsError>) -> Result<Trace, Stop> {
     let mut walk = Walk { todo: Vec::new(), real: PathBuf::from("/"), here: root()?, is_directory: true, links: 0, floor: 0 };
     walk.push(path.as_os_str().as_bytes());
     while let Some(name) = walk.todo.pop() {
@@ -113,7 +122,7 @@ fn attempt(path: &Path, last: Last, see: &mut impl FnMut(&Path) -> Result<(), Fs
             continue;
         }
         let candidate = walk.real.join(&name);
-        see(&candidate)?;
+        see(Step::Name(&candidate))?;
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let found = match openat(&walk.here, &name, flags, Mode::empty()) {
             Ok(found) => found,
@@ -124,6 +133,9 @@ fn attempt(path: &Path, last: Last, see: &mut impl FnMut(&Path) -> Result<(), Fs
         let is_last = walk.todo.is_empty();
         let kind = FileType::from_raw_mode(fstat(&found)?.st_mode);
         if kind == FileType::Symlink && !(is_last && last == Last::Keep) {
+            if let Some(spelling) = walk.spelling(&candidate) {
+                see(Step::Spelling(&spelling))?;
+            }
             walk.enter_link(&found)?;
         } else {
             walk.real = candidate;
@@ -163,6 +175,19 @@ impl Walk {
             other => other?,
         };
         Ok(())
+    }
+
+    /// A link and the names still to be looked up behind it; none if they go back up, for then it depends on the link which
+    /// path that is.
+    fn spelling(&self, link: &Path) -> Option<PathBuf> {
+        let mut spelling = link.to_owned();
+        for name in self.todo.iter().rev().filter(|name| *name != ".") {
+            if name == ".." {
+                return None;
+            }
+            spelling.push(name);
+        }
+        Some(spelling)
     }
 
     fn enter_link(&mut self, link: &OwnedFd) -> Result<(), Stop> {

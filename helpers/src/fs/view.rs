@@ -6,8 +6,8 @@
 //! something on the way was swapped for a link meanwhile, the kernel says so and everything begins again.
 
 use super::rules::{Rules, Want};
-use super::trace::{Last, MOST_TRIES, Trace, open_exact, trace};
-use super::{is, os};
+use super::trace::{Last, MOST_TRIES, Step, Trace, open_exact, trace};
+use super::{denied, is, os};
 use portcullis_protocol::helper::FsError;
 use portcullis_sandbox::policy::{Policy, PolicyError};
 use portcullis_sandbox::roots::Roots;
@@ -76,6 +76,11 @@ impl View {
         self.rules.as_ref()
     }
 
+    /// That the policy's paths still lead where they led when it was compiled; to be asked before each request.
+    pub(super) fn check_links(&self) -> Result<(), FsError> {
+        self.rules.as_ref().map_or(Ok(()), Rules::check_links)
+    }
+
     /// Opens what is at a path.
     pub(super) fn open<'a>(&self, path: &'a Path, follow: Follow, want: Want, flags: OFlags) -> Result<Opened<'a>, FsError> {
         let flags = if follow == Follow::Parents { flags | OFlags::NOFOLLOW } else { flags };
@@ -96,8 +101,9 @@ impl View {
                 Err(errno) => return Err(which_link(path, errno)),
             }
         }
-        if follow == Follow::None {
-            // Without links the path is the real one, and with a link the answer is no in any case.
+        if follow == Follow::None || lexical == Err(denied(Errno::ACCESS)) {
+            // Without links the path is the real one, and with a link the answer is no in any case. What a deny entry names is
+            // denied whatever links say.
             return Err(lexical.err().unwrap_or_else(|| os(Errno::LOOP)));
         }
         for _ in 0..MOST_TRIES {
@@ -127,7 +133,13 @@ impl View {
     pub(super) fn trace(&self, path: &Path, last: Last) -> Result<Trace, FsError> {
         match &self.rules {
             None => trace(path, last, |_| Ok(())),
-            Some(rules) => trace(path, last, |step| rules.permit(step, Want::Stat)),
+            Some(rules) => {
+                rules.permit_spelling(path)?;
+                trace(path, last, |step| match step {
+                    Step::Name(real) => rules.permit(real, Want::Stat),
+                    Step::Spelling(path) => rules.permit_spelling(path),
+                })
+            }
         }
     }
 
@@ -148,7 +160,8 @@ impl View {
         let lexical = self.rules.as_ref().map_or(Ok(()), |rules| rules.permit_name(path));
         let direct = match lexical {
             Ok(()) => self.place_at(path, self.rules.is_none() && follow != Follow::None),
-            Err(error) if follow == Follow::None => return Err(error),
+            // What a deny entry names is denied whatever links say.
+            Err(error) if follow == Follow::None || error == denied(Errno::ACCESS) => return Err(error),
             Err(_maybe_elsewhere) => Err(os(Errno::LOOP)),
         };
         match direct {

@@ -8,6 +8,7 @@ use portcullis_protocol::helper::{
 use portcullis_protocol::path::{AbsolutePath, Bytes};
 use portcullis_sandbox::policy::Access;
 use rustix::process::{Pid, test_kill_process};
+use std::ffi::CString;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::OwnedFd;
@@ -24,6 +25,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("spawner::only_the_standard_descriptors_are_open", only_the_standard_descriptors_are_open),
     ("spawner::signal_state_is_that_of_a_shell", signal_state_is_that_of_a_shell),
     ("spawner::a_terminal_controls_its_session", a_terminal_controls_its_session),
+    ("spawner::a_process_without_a_terminal_gets_none_to_write_to", a_process_without_a_terminal_gets_none_to_write_to),
     ("spawner::the_end_of_the_gateway_ends_daemons_too", the_end_of_the_gateway_ends_daemons_too),
     ("spawner::a_killed_spawner_takes_its_children_along", a_killed_spawner_takes_its_children_along),
     ("spawner::a_group_is_killed_after_its_leader_ended", a_group_is_killed_after_its_leader_ended),
@@ -169,20 +171,33 @@ fn signal_state_is_that_of_a_shell() {
     spawner.close();
 }
 
-fn a_terminal_controls_its_session() {
-    let mut spawner = Spawner::start();
+/// A terminal: its other end, its path, and itself.
+fn terminal() -> (File, CString, OwnedFd) {
     let master = rustix::pty::openpt(rustix::pty::OpenptFlags::RDWR | rustix::pty::OpenptFlags::NOCTTY).unwrap();
     rustix::pty::grantpt(&master).unwrap();
     rustix::pty::unlockpt(&master).unwrap();
     let name = rustix::pty::ptsname(&master, Vec::new()).unwrap();
     let flags = rustix::fs::OFlags::RDWR | rustix::fs::OFlags::NOCTTY | rustix::fs::OFlags::CLOEXEC;
     let terminal = rustix::fs::open(name.as_c_str(), flags, rustix::fs::Mode::empty()).unwrap();
-    let script = "test -t 0 && test -t 1 && test -t 2 && : > /dev/tty && exec cat";
+    (master.into(), name, terminal)
+}
+
+fn a_terminal_controls_its_session() {
+    for policy in [None, Some(policy(&[(Path::new("/"), Access::Read)]))] {
+        controlled_by_its_terminal(policy.map(|policy| Bytes(policy.encode())));
+    }
+}
+
+fn controlled_by_its_terminal(policy: Option<Bytes>) {
+    let mut spawner = Spawner::start();
+    let (mut master, _name, terminal) = terminal();
+    let script = "test -t 0 && test -t 1 && test -t 2 && echo > /dev/tty && exec cat";
     let command = encode(&shell(script), b"", 0).unwrap()[HEADER..].to_vec();
-    let request = SpawnerRequest::Start { id: 3, tty: true, policy: None, allow_unprotected: false, command: Bytes(command) };
+    let request = SpawnerRequest::Start { id: 3, tty: true, policy, allow_unprotected: false, command: Bytes(command) };
     spawner.send(&request, &[terminal]);
     assert!(matches!(spawner.event(), SpawnerEvent::Started { id: 3, .. }));
-    let mut master = File::from(master);
+    let mut line = [0; 2];
+    master.read_exact(&mut line).unwrap();
     // The terminal's echo, and what cat says: then it runs, and every check before it has passed.
     master.write_all(b"on\n").unwrap();
     let mut lines = [0; 8];
@@ -192,6 +207,27 @@ fn a_terminal_controls_its_session() {
     master.write_all(&[3]).unwrap();
     assert_eq!(spawner.event(), SpawnerEvent::Exited { id: 3, status: ExitStatus::Signal(2) });
     spawner.close();
+}
+
+fn a_process_without_a_terminal_gets_none_to_write_to() {
+    let read_only = policy(&[(Path::new("/"), Access::Read)]);
+    for policy in [None, Some(&read_only)] {
+        let mut spawner = Spawner::start();
+        let (mut master, name, _terminal) = terminal();
+        // Opening a terminal for reading makes it that of a session that has none; then /dev/tty is the same terminal.
+        let script = format!("exec 3< {} && echo through > /dev/tty", name.to_str().unwrap());
+        let (outcome, _enforced) = spawner.run(&shell(&script), policy);
+        assert_eq!(outcome.status == ExitStatus::Code(0), policy.is_none(), "{outcome:?}");
+        let waiting = rustix::io::ioctl_fionread(&master).unwrap();
+        if policy.is_none() {
+            let mut line = [0; 9];
+            master.read_exact(&mut line).unwrap();
+            assert_eq!(&line, b"through\r\n");
+        } else {
+            assert_eq!(waiting, 0);
+        }
+        spawner.close();
+    }
 }
 
 /// Starts a process whose grandchild leaves its session and its group; yields what it writes to and its process id.

@@ -19,6 +19,9 @@ pub(crate) const TESTS: &[Test] = &[
     ("worker::secrets_of_other_processes_stay_theirs", secrets_of_other_processes_stay_theirs),
     ("worker::a_directory_above_a_grant_lists_the_way_to_it", a_directory_above_a_grant_lists_the_way_to_it),
     ("worker::a_linked_writable_root_is_refused", a_linked_writable_root_is_refused),
+    ("worker::a_denial_through_a_link_is_resolved_anew", a_denial_through_a_link_is_resolved_anew),
+    ("worker::the_way_to_a_repository_stays", the_way_to_a_repository_stays),
+    ("worker::a_removed_root_keeps_its_protected_names", a_removed_root_keeps_its_protected_names),
     ("worker::ends_with_its_socket_and_by_order", ends_with_its_socket_and_by_order),
 ];
 
@@ -197,6 +200,70 @@ fn a_linked_writable_root_is_refused() {
     let refused = Worker::try_start(Some(&policy(&[(&link, Access::Write)]))).err().unwrap();
     assert_eq!(refused.step, Step::Enforce);
     assert!(refused.attempt.contains("symbolic link"), "{refused}");
+}
+
+fn a_denial_through_a_link_is_resolved_anew() {
+    let places = Places::new();
+    let (inside, outside) = (&places.inside, &places.outside);
+    let current = inside.join("current");
+    std::os::unix::fs::symlink(inside, &current).unwrap();
+    let denied = policy(&[(Path::new("/"), Access::Read), (&current.join("f"), Access::Deny)]);
+    let mut worker = Worker::start(Some(&denied));
+    assert_eq!(worker.read(current.join("f")), Err(FsError::Denied(13)));
+    assert_eq!(worker.read(inside.join("f")), Err(FsError::Denied(13)));
+    assert_eq!(worker.read(outside.join("f")).unwrap(), b"old");
+    fs::remove_file(&current).unwrap();
+    std::os::unix::fs::symlink(outside, &current).unwrap();
+    assert_eq!(worker.read(outside.join("f")), Err(FsError::Stale));
+    assert_eq!(worker.read(current.join("f")), Err(FsError::Stale));
+    let mut next = Worker::start(Some(&denied));
+    assert_eq!(next.read(outside.join("f")), Err(FsError::Denied(13)));
+    assert_eq!(next.read(current.join("f")), Err(FsError::Denied(13)));
+    assert_eq!(next.read(inside.join("f")).unwrap(), b"old");
+}
+
+fn the_way_to_a_repository_stays() {
+    let places = Places::new();
+    let inside = &places.inside;
+    fs::create_dir_all(inside.join("d/repo")).unwrap();
+    std::os::unix::fs::symlink("d", inside.join("l")).unwrap();
+    let mut worker = Worker::start(Some(&policy(&[(inside, Access::Write)])));
+    let make = |name: &str| FsOperation::CreateDirectory { path: path(inside.join(name)), recursive: true, follow: true };
+    let remove = |name: &str| FsOperation::Remove { path: path(inside.join(name)), recursive: true, force: true, follow: true };
+    assert_eq!(worker.ask(make("d/repo/before"), b"").0, Ok(FsDone::Changed));
+    // Made after the start.
+    fs::write(inside.join(".git"), "gitdir: l/repo\n").unwrap();
+    for operation in [remove("l"), remove("d"), remove("d/repo"), remove("d/repo/before"), make("d/repo/after")] {
+        assert_eq!(worker.ask(operation.clone(), b"").0, Err(FsError::Denied(30)), "{operation:?}");
+    }
+    assert!(inside.join("l/repo/before").is_dir());
+    assert_eq!(worker.ask(make("d/beside"), b"").0, Ok(FsDone::Changed));
+}
+
+fn a_removed_root_keeps_its_protected_names() {
+    let places = Places::new();
+    let ws = places.inside.join("ws");
+    fs::create_dir(&ws).unwrap();
+    let policy = policy(&[(Path::new("/"), Access::Read), (&places.inside, Access::Write), (&ws, Access::Write)]);
+    let mut worker = Worker::start(Some(&policy));
+    let make = |name: &str| FsOperation::CreateDirectory { path: path(ws.join(name)), recursive: true, follow: true };
+    assert_eq!(worker.ask(make(".git/hooks"), b"").0, Err(FsError::Denied(30)));
+    let removal = FsOperation::Remove { path: path(&ws), recursive: true, force: false, follow: true };
+    assert_eq!(worker.ask(removal, b"").0, Ok(FsDone::Changed));
+    // The root is not the one that the worker knew; whoever comes next saw it as missing from the start.
+    assert_eq!(worker.ask(make(".git/hooks"), b"").0, Err(FsError::Stale));
+    let mut next = Worker::start(Some(&policy));
+    for worker in [&mut worker, &mut next] {
+        assert_eq!(worker.write(ws.join(".git"), b"gitdir: x"), Err(FsError::Denied(30)));
+    }
+    assert_eq!(next.ask(make(".git/hooks"), b"").0, Err(FsError::Denied(30)));
+    assert!(!ws.exists());
+    // The control; and then it is a root again.
+    assert_eq!(next.ask(make(""), b"").0, Ok(FsDone::Changed));
+    assert_eq!(next.ask(make(".git"), b"").0, Err(FsError::Stale));
+    let mut last = Worker::start(Some(&policy));
+    assert_eq!(last.ask(make(".git"), b"").0, Err(FsError::Denied(30)));
+    assert_eq!(last.ask(make("sub"), b"").0, Ok(FsDone::Changed));
 }
 
 fn ends_with_its_socket_and_by_order() {

@@ -9,7 +9,7 @@ mod object;
 mod spell;
 
 use crate::path::WirePath;
-use object::{Object, fail, path, text};
+use object::{Object, fail, fold, path, text};
 use serde_json::Value;
 
 pub use object::is_near_miss;
@@ -100,7 +100,8 @@ pub enum Target {
     Tmpdir,
     /// `/tmp`.
     SlashTmp,
-    /// A kind that grants nothing: `current_working_directory`, `unknown`, and kinds of newer clients.
+    /// A kind that grants nothing: `current_working_directory`, `unknown`, and kinds of newer clients. Denying the first denies
+    /// the cwd; denying another must not come to nothing, so that whoever resolves it refuses.
     Nothing(String),
 }
 
@@ -133,6 +134,7 @@ impl Sandbox {
     pub fn parse(text: &str) -> Result<Self, SandboxError> {
         let value: Value = serde_json::from_str(text).map_err(|error| fail("sandbox", error))?;
         let mut object = Object::new(value, "sandbox".to_owned())?;
+        let is_plain = !object.has("permissions");
         let sandbox = if object.has("permissions") {
             only_one(&object, &["sandboxPolicy", "policy", "type"])?;
             Self::profile(&mut object)?
@@ -143,7 +145,7 @@ impl Sandbox {
             }
             let mut plain = object.object(member)?;
             let permissions = plain_permissions(&mut plain)?;
-            object.ignored += plain.finish(&PLAIN_MEMBERS)?;
+            object.ignored += finish_plain(plain)?;
             Self::surroundings(&mut object, permissions, true)?
         } else if object.has("type") {
             let permissions = plain_permissions(&mut object)?;
@@ -152,6 +154,9 @@ impl Sandbox {
             return Err(fail(&object.at, "missing field `permissions`"));
         };
         let own = ["permissions", "sandboxPolicy", "policy", "policyContext", "workspaceRoots", "cwd"];
+        if is_plain {
+            refuse_limits(&object)?;
+        }
         let ignored = object.finish(&[&own[..], &PLAIN_MEMBERS].concat())?;
         Ok(Self { ignored, ..sandbox })
     }
@@ -170,8 +175,10 @@ impl Sandbox {
         let mut roots = object.optional_paths("workspaceRoots")?;
         if object.has_value("policyContext") {
             let mut context = object.object("policyContext")?;
-            cwd = cwd.or(context.optional_path("cwd")?);
-            roots = roots.or(context.optional_paths("workspaceRoots")?);
+            let at = |member: &str| (object.place(member), context.place(member));
+            let (cwd_at, roots_at) = (at("cwd"), at("workspaceRoots"));
+            cwd = only_value(cwd, context.optional_path("cwd")?, &cwd_at, |cwd| format!("`{cwd}`"))?;
+            roots = only_value(roots, context.optional_paths("workspaceRoots")?, &roots_at, |roots| list(roots))?;
             object.ignored += context.finish(&["cwd", "workspaceRoots"])?;
         } else {
             object.take("policyContext");
@@ -200,6 +207,46 @@ fn only_one(object: &Object, others: &[&str]) -> Result<(), SandboxError> {
     match others.iter().find(|other| object.has(other)) {
         None => Ok(()),
         Some(other) => Err(fail(&object.at, format!("has `{other}` beside another policy: give one"))),
+    }
+}
+
+/// A value that may stand in two places must not be two values: either could be the one that was meant to confine.
+fn only_value<T: PartialEq>(
+    outer: Option<T>,
+    inner: Option<T>,
+    at: &(String, String),
+    show: impl Fn(&T) -> String,
+) -> Result<Option<T>, SandboxError> {
+    match (outer, inner) {
+        (Some(outer), Some(inner)) if outer != inner => {
+            Err(fail(&at.0, format!("is {} where {} is {}: give one", show(&outer), at.1, show(&inner))))
+        }
+        (outer, inner) => Ok(outer.or(inner)),
+    }
+}
+
+/// Paths in words; the first ones, for there may be many.
+fn list(paths: &[WirePath]) -> String {
+    const SHOWN: usize = 4;
+    let shown: Vec<String> = paths.iter().take(SHOWN).map(|path| format!("`{path}`")).collect();
+    let more = if paths.len() > SHOWN { ", …" } else { "" };
+    format!("[{}{more}]", shown.join(", "))
+}
+
+fn finish_plain(plain: Object) -> Result<u32, SandboxError> {
+    refuse_limits(&plain)?;
+    plain.finish(&PLAIN_MEMBERS)
+}
+
+/// What starts like a limit of a plain policy is one of another make or misspelt beyond recognition: left out, it would no
+/// longer limit.
+fn refuse_limits(plain: &Object) -> Result<(), SandboxError> {
+    const LIMITS: [&str; 4] = ["exclude", "read", "writ", "deny"];
+    let starts = |member: &str, limit: &str| fold(member).iter().copied().take(limit.len()).eq(limit.chars());
+    let mut members = plain.members.keys().filter(|member| !PLAIN_MEMBERS.iter().any(|known| is_near_miss(member, known)));
+    match members.find(|member| LIMITS.iter().any(|limit| starts(member, limit))) {
+        None => Ok(()),
+        Some(member) => Err(fail(&plain.at, format!("`{member}` is unknown, and its name says that it limits what is granted"))),
     }
 }
 
@@ -299,7 +346,7 @@ fn entry(object: &mut Object) -> Result<Entry, SandboxError> {
         }
         _special => {
             let mut value = target.object("value")?;
-            let special = special(&mut value)?;
+            let special = special(&mut value, access)?;
             value.finish_into(&mut target)?;
             special
         }
@@ -308,7 +355,7 @@ fn entry(object: &mut Object) -> Result<Entry, SandboxError> {
     Ok(Entry { target: parsed, access, skip_missing })
 }
 
-fn special(value: &mut Object) -> Result<Target, SandboxError> {
+fn special(value: &mut Object, access: Access) -> Result<Target, SandboxError> {
     let at = value.place("kind");
     let kind = text(&value.required("kind")?, &at)?.to_owned();
     Ok(match kind.as_str() {
@@ -328,7 +375,11 @@ fn special(value: &mut Object) -> Result<Target, SandboxError> {
         "tmpdir" => Target::Tmpdir,
         "slash_tmp" => Target::SlashTmp,
         _grants_nothing => {
-            value.members.clear();
+            // What grants nothing grants no less without its other members. A denial might say something else without them.
+            if access != Access::Deny {
+                value.ignored += u32::try_from(value.members.len()).unwrap_or(u32::MAX);
+                value.members.clear();
+            }
             Target::Nothing(kind)
         }
     })
@@ -428,6 +479,34 @@ mod tests {
     }
 
     #[test]
+    fn two_places_must_not_give_two_values() {
+        let text = |outer: &str, inner: &str| format!(r#"{{"type":"read-only",{outer},"policyContext":{{{inner}}}}}"#);
+        for (outer, inner, expect) in [
+            (r#""cwd":"/a""#, r#""cwd":"/b""#, "sandbox.cwd: is `/a` where sandbox.policyContext.cwd is `/b`: give one"),
+            (
+                r#""workspaceRoots":["/a"]"#,
+                r#""workspaceRoots":["/a","/b"]"#,
+                "sandbox.workspaceRoots: is [`/a`] where sandbox.policyContext.workspaceRoots is [`/a`, `/b`]: give one",
+            ),
+            (
+                r#""workspaceRoots":["/a","/b","/c","/d","/e"]"#,
+                r#""workspaceRoots":[]"#,
+                "sandbox.workspaceRoots: is [`/a`, `/b`, `/c`, `/d`, …] where sandbox.policyContext.workspaceRoots is []: give one",
+            ),
+        ] {
+            assert_eq!(parse(&text(outer, inner)).unwrap_err(), expect);
+        }
+        // Equal values, in any spelling, and values in one place only.
+        for (outer, inner) in [
+            (r#""cwd":"/a","workspaceRoots":["/a"]"#, r#""cwd":"file:///a","workspaceRoots":["/a"]"#),
+            (r#""cwd":"/a","workspaceRoots":null"#, r#""cwd":null,"workspaceRoots":["/a"]"#),
+        ] {
+            let sandbox = parse(&text(outer, inner)).unwrap();
+            assert_eq!((sandbox.cwd, sandbox.workspace_roots.len()), (Some(WirePath::parse("/a").unwrap()), 1));
+        }
+    }
+
+    #[test]
     fn what_is_wrong_is_named() {
         let wrong = |result: Result<Sandbox, String>, expect: &str| assert_eq!(result.unwrap_err(), expect);
         wrong(parse("3"), "sandbox: invalid type: number, expected a map");
@@ -476,6 +555,9 @@ mod tests {
             (r#"{"type":"read-only","access":{"type":"restricted"}}"#, "access"),
             (r#"{"policy":{"type":"read-only","readOnlyAccess":{}}}"#, "readOnlyAccess"),
             (r#"{"policy":{"type":"workspace-write","writeable_roots":[]}}"#, "writable_roots"),
+            (r#"{"type":"workspace-write","wrtiableRotos":[]}"#, "writable_roots"),
+            (r#"{"policy":{"type":"read-only","read_only_access":{}}}"#, "readOnlyAccess"),
+            (r#"{"type":"workspace-write","excludeSlashTemp":true}"#, "exclude_slash_tmp"),
         ] {
             assert!(parse(text).unwrap_err().contains(&format!("did you mean `{meant}`?")), "{text}");
         }
@@ -484,9 +566,45 @@ mod tests {
     }
 
     #[test]
+    fn limits_that_nobody_knows_are_refused_in_plain_policies() {
+        for member in ["excludeHome", "exclude_temporary", "readDenied", "read_only_paths", "writablePathsOnly", "denyPaths"] {
+            for text in [
+                format!(r#"{{"type":"read-only","{member}":[]}}"#),
+                format!(r#"{{"policy":{{"type":"workspace-write","{member}":[]}}}}"#),
+                format!(r#"{{"sandboxPolicy":{{"type":"read-only"}},"{member}":[]}}"#),
+            ] {
+                assert!(parse(&text).unwrap_err().contains(&format!("`{member}` is unknown")), "{text}");
+            }
+        }
+        // What names no limit is a stranger, and profiles have their limits in entries.
+        assert_eq!(parse(r#"{"type":"read-only","colour":1,"re":2}"#).unwrap().ignored, 2);
+        let profile = r#"{"permissions":{"type":"disabled"},"windowsSandboxLevel":"disabled","readiness":1}"#;
+        assert_eq!(parse(profile).unwrap().ignored, 1);
+    }
+
+    #[test]
     fn an_unknown_special_kind_grants_nothing() {
         let sandbox = managed(r#"[{"path":{"type":"special","value":{"kind":"everything","subpath":"x"}},"access":"write"}]"#);
+        assert_eq!(sandbox.as_ref().unwrap().ignored, 1);
         assert_eq!(entries(sandbox)[0].target, Target::Nothing("everything".to_owned()));
+    }
+
+    #[test]
+    fn members_beside_a_special_kind_are_not_dropped() {
+        let special = |value: &str, access: &str| {
+            managed(&format!(r#"[{{"path":{{"type":"special","value":{value}}},"access":"{access}"}}]"#))
+        };
+        for (value, access) in [
+            (r#"{"kind":"project_roots","subpth":"x"}"#, "write"),
+            (r#"{"kind":"project_roots","sub_path":"x"}"#, "deny"),
+            (r#"{"kind":"root","subpath":"x"}"#, "write"),
+            (r#"{"kind":"current_working_directory","subpath":"x"}"#, "deny"),
+            (r#"{"kind":"everything","subpath":"x"}"#, "deny"),
+        ] {
+            assert!(special(value, access).unwrap_err().contains("did you mean `subpath`?"), "{value}");
+        }
+        assert!(special(r#"{"kind":"project_roots","subpath":"x"}"#, "write").is_ok());
+        assert_eq!(special(r#"{"kind":"root","colour":"red"}"#, "read").unwrap().ignored, 1);
     }
 
     #[test]
@@ -494,8 +612,14 @@ mod tests {
         for near in ["sandBox", "SANDBOX", "sand_box", "sandbx", "sandboxx", "asndbox"] {
             assert!(is_near_miss(near, "sandbox"), "{near}");
         }
-        for far in ["path", "sand", "box", "metadata"] {
+        for near in ["snadbxo", "sandboxes", "sndbx", "sambdox"] {
+            assert!(is_near_miss(near, "sandbox"), "{near}");
+        }
+        for far in ["path", "sand", "box", "metadata", "snbdaox", "sandboxing"] {
             assert!(!is_near_miss(far, "sandbox"), "{far}");
         }
+        // In a short name two edits leave too little.
+        assert!(is_near_miss("pth", "path") && is_near_miss("paths", "path") && !is_near_miss("pat", "paths_"));
+        assert!(!is_near_miss("pa", "path") && !is_near_miss(&"path".repeat(1 << 16), "path"));
     }
 }

@@ -146,7 +146,8 @@ impl Object {
     }
 
     pub(super) fn finish_into(self, parent: &mut Self) -> Result<(), SandboxError> {
-        parent.ignored += self.finish(&["entries", "access", "path", "type", "value", "kind", "missing_path_behavior"])?;
+        parent.ignored +=
+            self.finish(&["entries", "access", "path", "type", "value", "kind", "subpath", "pattern", "missing_path_behavior"])?;
         Ok(())
     }
 
@@ -182,26 +183,40 @@ fn kind(value: &Value) -> String {
     }
 }
 
-/// Whether `given` looks like a misspelling of `name`: equal but for case, `_` and `-`, or one letter off, or one letter
-/// pair swapped.
+/// Whether `given` looks like a misspelling of `name`: equal but for case, `_` and `-`, or one letter wrong, missing, too many
+/// or swapped with its neighbour; two of these in a name of six letters or more.
 #[must_use]
 pub fn is_near_miss(given: &str, name: &str) -> bool {
-    let fold = |text: &str| {
-        text.chars().filter(|letter| !matches!(letter, '_' | '-' | ' ')).flat_map(char::to_lowercase).collect::<Vec<_>>()
-    };
     let (given, name) = (fold(given), fold(name));
-    is_one_edit_apart(&given, &name)
+    let bound = if name.len() < LONG_NAME { 1 } else { 2 };
+    // Also the bound of the work: a member may be as long as a message.
+    given.len().abs_diff(name.len()) <= bound && edits(&given, &name) <= bound
 }
 
-fn is_one_edit_apart(left: &[char], right: &[char]) -> bool {
-    let prefix = left.iter().zip(right).take_while(|(a, b)| a == b).count();
-    let (left, right) = (&left[prefix..], &right[prefix..]);
-    let suffix = left.iter().rev().zip(right.iter().rev()).take_while(|(a, b)| a == b).count();
-    match (&left[..left.len() - suffix], &right[..right.len() - suffix]) {
-        ([], []) | ([_], [] | [_]) | ([], [_]) => true,
-        ([a, b], [c, d]) => a == d && b == c,
-        _ => false,
+/// From this length on two edits still leave most of a name.
+const LONG_NAME: usize = 6;
+
+/// Letters in lower case, without what only parts words.
+pub(super) fn fold(text: &str) -> Vec<char> {
+    text.chars().filter(|letter| !matches!(letter, '_' | '-' | ' ')).flat_map(char::to_lowercase).collect()
+}
+
+/// The least number of letters to change, add, drop or swap with a neighbour, none touched twice.
+fn edits(left: &[char], right: &[char]) -> usize {
+    let (mut before, mut above) = (Vec::new(), (0..=right.len()).collect::<Vec<_>>());
+    for (i, a) in left.iter().enumerate() {
+        let mut row = vec![i + 1];
+        for (j, b) in right.iter().enumerate() {
+            let mut least = (above[j] + usize::from(a != b)).min(above[j + 1] + 1).min(row[j] + 1);
+            if i > 0 && j > 0 && left[i - 1] == *b && right[j - 1] == *a {
+                let before: &[usize] = &before;
+                least = least.min(before[j - 1] + 1);
+            }
+            row.push(least);
+        }
+        before = std::mem::replace(&mut above, row);
     }
+    above[right.len()]
 }
 
 pub(super) fn fail(at: &str, problem: impl ToString) -> SandboxError {

@@ -3,9 +3,9 @@
 use super::sys;
 use rustix::io::Errno;
 use std::fs;
-use std::io::{Error, Result};
+use std::io::{Error, Result, Write as _};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
 /// Does `act` on `place`.
@@ -49,7 +49,21 @@ fn perform(act: &str, place: &str) -> Result<()> {
         "chown" => std::os::unix::fs::chown(path, Some(rustix::process::getuid().as_raw()), None),
         "utime" => fs::File::open(path)?.set_modified(std::time::UNIX_EPOCH),
         "xattr" => number(sys::setxattr(place)),
-        "setflags" => number(sys::set_flags(fs::File::open(path)?.as_raw_fd())),
+        "setflags" => number(sys::ioctl(fs::File::open(path)?.as_raw_fd(), 0x4008_6602)),
+        "setversion" => number(sys::ioctl(fs::File::open(path)?.as_raw_fd(), 0x4008_7602)),
+        "getflags" => number(sys::ioctl(fs::File::open(path)?.as_raw_fd(), 0x8008_6601)),
+        "ext4-setversion" => number(sys::ioctl(fs::File::open(path)?.as_raw_fd(), 0x4008_6604)),
+        "ext4-allocate" => number(sys::ioctl(fs::File::open(path)?.as_raw_fd(), 0x660c)),
+        "ext4-clear-cache" => number(sys::ioctl(fs::File::open(path)?.as_raw_fd(), 0x6628)),
+        "lease" => number(sys::set_lease(fs::File::open(path)?.as_raw_fd())),
+        "hint" => number(sys::set_hint(fs::File::open(path)?.as_raw_fd())),
+        "read-terminal" => fs::OpenOptions::new().read(true).custom_flags(libc::O_NOCTTY).open(path).map(drop),
+        "take-terminal" => {
+            rustix::process::setsid()?;
+            // Without O_NOCTTY, so that it becomes the terminal of this new session.
+            let _terminal = fs::File::open(path)?;
+            fs::OpenOptions::new().read(true).write(true).open("/dev/tty")?.write_all(b"written")
+        }
         "setxattrat" => number(sys::call_on(463, place, c"user.probe", [0, 0, 0])),
         "file-setattr" => number(sys::call_on(469, place, c"", [0, 0, 0])),
         "link" => fs::hard_link(path, path.with_extension("linked")),

@@ -31,9 +31,24 @@ pub(crate) fn setxattr(path: &str) -> i32 {
     errno(answer.into())
 }
 
-/// Sets a flag of an inode through a descriptor opened for reading.
-pub(crate) fn set_flags(descriptor: std::os::fd::RawFd) -> i32 {
-    let flags: libc::c_long = 0;
-    // SAFETY: ioctl(2) FS_IOC_SETFLAGS reads one number through the pointer, which is valid for it.
-    errno(unsafe { libc::ioctl(descriptor, 0x4008_6602, &raw const flags) }.into())
+/// A request on a descriptor, with a number of zero where the request takes a pointer.
+pub(crate) fn ioctl(descriptor: std::os::fd::RawFd, request: libc::c_ulong) -> i32 {
+    let mut number: libc::c_long = 0;
+    // SAFETY: ioctl(2): each request of the callers reads or writes one number through the pointer, or ignores it.
+    errno(unsafe { libc::ioctl(descriptor, request, &raw mut number) }.into())
+}
+
+/// A lease for reading.
+pub(crate) fn set_lease(descriptor: std::os::fd::RawFd) -> i32 {
+    // SAFETY: fcntl(2): F_SETLEASE takes a number.
+    errno(unsafe { libc::fcntl(descriptor, libc::F_SETLEASE, libc::F_RDLCK) }.into())
+}
+
+/// How long what is written to the inode will live.
+pub(crate) fn set_hint(descriptor: std::os::fd::RawFd) -> i32 {
+    /// `F_SET_RW_HINT` of `linux/fcntl.h`.
+    const SET_HINT: libc::c_int = 1036;
+    let short: u64 = 2;
+    // SAFETY: fcntl(2): F_SET_RW_HINT reads 64 bits through the pointer, which is valid for them.
+    errno(unsafe { libc::fcntl(descriptor, SET_HINT, &raw const short) }.into())
 }

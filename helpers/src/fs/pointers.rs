@@ -1,0 +1,299 @@
+//! Where protected names lead outside themselves.
+//!
+//! `.git` may be a link, or a file that names the repository's directory by `gitdir:`; the other protected names may be links
+//! too. What they lead to is protected like themselves: whoever could change it, or replace a link or a directory on the way
+//! to it, would change what is protected.
+
+use super::os;
+use super::trace::{Last, Step, open_exact, trace};
+use portcullis_protocol::helper::FsError;
+use portcullis_sandbox::policy::PROTECTED_NAMES;
+use rustix::fs::{AtFlags, CWD, FileType, OFlags, statat};
+use rustix::io::Errno;
+use std::collections::HashSet;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+/// Bound of a `.git` file: `gitdir: ` and a path.
+const MOST_POINTER: usize = 4096 + 16;
+
+/// What must stay as it is because a protected name leads there. Bounded by the policy: for each writable root four names, each
+/// of a path's depth and at most 40 links.
+#[derive(Debug, Default)]
+pub(super) struct Pointers {
+    /// Protected with everything below.
+    trees: Vec<PathBuf>,
+    /// Links and directories on the way: protected themselves, but not what else lies in them.
+    way: HashSet<PathBuf>,
+}
+
+impl Pointers {
+    /// Reads them as they are now. `is_granted` says of which places an entry of its own takes the protection away.
+    ///
+    /// # Errors
+    /// What cannot be read may point anywhere, so that nothing may be changed.
+    pub(super) fn read<'a>(roots: impl Iterator<Item = &'a Path>, is_granted: impl Fn(&Path) -> bool) -> Result<Self, FsError> {
+        let mut pointers = Self::default();
+        for root in roots {
+            for name in PROTECTED_NAMES {
+                let place = root.join(name);
+                if !is_granted(&place) {
+                    pointers.add(root, &place, name == ".git")?;
+                }
+            }
+        }
+        Ok(pointers)
+    }
+
+    /// Whether a link-free path is protected.
+    pub(super) fn cover(&self, real: &Path) -> bool {
+        self.way.contains(real) || self.trees.iter().any(|tree| real.starts_with(tree))
+    }
+
+    /// Whether something in a tree is protected.
+    pub(super) fn lie_below(&self, tree: &Path) -> bool {
+        // The way leads to every tree.
+        self.way.iter().any(|place| place.starts_with(tree))
+    }
+
+    fn add(&mut self, root: &Path, place: &Path, may_be_file: bool) -> Result<(), FsError> {
+        let kind = match statat(CWD, place, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => FileType::from_raw_mode(stat.st_mode),
+            // In a root out of reach nothing can be changed, and what it points to is not known to anybody here.
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::ACCESS | Errno::LOOP) => return Ok(()),
+            Err(errno) => return Err(os(errno)),
+        };
+        match kind {
+            FileType::Symlink => drop(self.follow(place)?),
+            FileType::RegularFile if may_be_file => {
+                let line = match line(place) {
+                    Err(Errno::NOENT) => return Ok(()),
+                    other => other.map_err(os)?,
+                };
+                if let Some(target) = line.strip_prefix(b"gitdir: ") {
+                    self.repository(&root.join(OsStr::from_bytes(target)))?;
+                }
+            }
+            _in_place => {}
+        }
+        Ok(())
+    }
+
+    /// The directory of a work tree, and the one that it shares with others: hooks and settings lie there.
+    fn repository(&mut self, path: &Path) -> Result<(), FsError> {
+        let Some(real) = self.follow(path)? else {
+            return Ok(());
+        };
+        let Some(shared) = self.follow(&real.join("commondir"))? else {
+            return Ok(());
+        };
+        // Mostly there is none. One that lies outside the policy is not for this worker to read.
+        if let Ok(line) = line(&shared) {
+            self.follow(&real.join(OsStr::from_bytes(&line)))?;
+        }
+        Ok(())
+    }
+
+    /// Protects where a path leads, and the way; none if it leads nowhere.
+    fn follow(&mut self, path: &Path) -> Result<Option<PathBuf>, FsError> {
+        // Nothing is told to anybody of what lies on the way, so nothing needs to be judged.
+        let traced = trace(path, Last::Follow, |step| {
+            if let Step::Name(place) = step {
+                self.way.insert(place.to_owned());
+            }
+            Ok(())
+        });
+        match traced {
+            Ok(trace) => {
+                // Also what is missing: it could be made as a link to anywhere.
+                self.way.extend(trace.real.ancestors().map(Path::to_owned));
+                self.trees.push(trace.real.clone());
+                Ok(Some(trace.real))
+            }
+            // A loop, or more than this worker may look at: as far as it goes, the way is protected.
+            Err(FsError::Os(errno))
+                if [Errno::LOOP, Errno::ACCESS, Errno::NAMETOOLONG].map(Errno::raw_os_error).contains(&errno) =>
+            {
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// What a file of one line holds, to the byte where git stops: the end of the line, or a NUL.
+fn line(file: &Path) -> Result<Vec<u8>, Errno> {
+    let opened = open_exact(file, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY)?;
+    let mut text = vec![0; MOST_POINTER];
+    let length = rustix::io::retry_on_intr(|| rustix::io::read(&opened, &mut text[..]))?;
+    text.truncate(length);
+    let end = text.iter().position(|byte| *byte == 0).unwrap_or(text.len());
+    text.truncate(end);
+    let end = text.iter().rposition(|byte| !matches!(byte, b'\n' | b'\r')).map_or(0, |last| last + 1);
+    text.truncate(end);
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{Tree, confined};
+    use super::super::{View, carry_out};
+    use super::*;
+    use portcullis_protocol::helper::{FsDone, FsOperation};
+    use portcullis_protocol::path::AbsolutePath;
+
+    const REFUSED: Result<FsDone, FsError> = Err(FsError::Denied(30));
+
+    fn run(view: &View, operation: FsOperation) -> Result<FsDone, FsError> {
+        carry_out(view, operation, b"x", Vec::new()).outcome
+    }
+
+    fn write(path: AbsolutePath) -> FsOperation {
+        FsOperation::WriteFile { path, follow: true }
+    }
+
+    fn copy(source: AbsolutePath, destination: AbsolutePath) -> FsOperation {
+        FsOperation::Copy { source, destination, recursive: true }
+    }
+
+    fn remove(path: AbsolutePath, recursive: bool) -> FsOperation {
+        FsOperation::Remove { path, recursive, force: true, follow: true }
+    }
+
+    fn make(path: AbsolutePath, recursive: bool) -> FsOperation {
+        FsOperation::CreateDirectory { path, recursive, follow: true }
+    }
+
+    /// A workspace whose repository is reached through a link and a directory.
+    fn repository() -> Tree {
+        let tree = Tree::new();
+        tree.put("ws/d/repo/config", b"good");
+        tree.put("ws/d/beside", b"");
+        tree.put("ws/evil/repo/config", b"evil");
+        tree.link("ws/l", "d");
+        tree.link("ws/other", "evil");
+        tree
+    }
+
+    /// That nothing on the way to the repository can be taken out or replaced, and what is beside the way can.
+    fn check(tree: &Tree, way: &[&str]) {
+        let ws = tree.at("ws");
+        let view = confined(&[(tree.root(), "read"), (&ws, "write")]);
+        let at = |name: &str| tree.path(format!("ws/{name}"));
+        for name in way {
+            for recursive in [false, true] {
+                assert_eq!(run(&view, remove(at(name), recursive)), REFUSED, "{name}");
+            }
+            assert_eq!(run(&view, copy(at("other"), at(name))), REFUSED, "{name}");
+            assert_eq!(run(&view, copy(at("evil/repo/config"), at(name))), REFUSED, "{name}");
+            assert_eq!(run(&view, write(at(name))), REFUSED, "{name}");
+            assert_eq!(run(&view, make(at(name), false)), REFUSED, "{name}");
+        }
+        assert_eq!(run(&view, write(at("l/repo/config"))), REFUSED);
+        assert_eq!(run(&view, make(at("d/repo/hooks"), true)), REFUSED);
+        assert_eq!(run(&view, remove(tree.path("ws"), true)), REFUSED);
+        assert_eq!(tree.get("ws/l/repo/config"), b"good");
+        assert_eq!(run(&view, write(at("d/new"))), Ok(FsDone::Changed));
+        assert_eq!(run(&view, remove(at("d/beside"), false)), Ok(FsDone::Changed));
+        assert_eq!(run(&view, remove(at("other"), false)), Ok(FsDone::Changed));
+        assert_eq!(run(&view, remove(at("evil"), true)), Ok(FsDone::Changed));
+    }
+
+    #[test]
+    fn links_and_directories_on_the_way_of_a_git_file_stay() {
+        let tree = repository();
+        tree.put("ws/.git", b"gitdir: l/repo\n");
+        check(&tree, &["l", "d", "d/repo", "l/repo", ".git"]);
+    }
+
+    #[test]
+    fn links_and_directories_on_the_way_of_a_protected_link_stay() {
+        let tree = repository();
+        tree.link("ws/.agents", "./l/repo");
+        check(&tree, &["l", "d", "d/repo", "l/repo", ".agents"]);
+    }
+
+    #[test]
+    fn the_directory_that_repositories_share_is_read_only_too() {
+        let tree = repository();
+        tree.put("ws/trees/one/commondir", b"../../l/repo\n");
+        tree.put("ws/.git", b"gitdir: trees/one\r\n");
+        check(&tree, &["trees", "trees/one", "trees/one/commondir", "l", "d", "d/repo"]);
+    }
+
+    #[test]
+    fn without_a_pointer_the_same_names_are_free() {
+        let tree = repository();
+        let view = confined(&[(&tree.at("ws"), "write")]);
+        assert_eq!(run(&view, remove(tree.path("ws/l"), false)), Ok(FsDone::Changed));
+        assert_eq!(run(&view, copy(tree.path("ws/other"), tree.path("ws/l"))), Ok(FsDone::Changed));
+        assert_eq!(run(&view, write(tree.path("ws/d/repo/config"))), Ok(FsDone::Changed));
+        assert_eq!(run(&view, remove(tree.path("ws/d"), true)), Ok(FsDone::Changed));
+    }
+
+    #[test]
+    fn what_is_missing_on_the_way_cannot_be_made() {
+        let tree = repository();
+        tree.put("ws/.git", b"gitdir: no/such/repo");
+        tree.link("ws/.aws", "dangling/x");
+        let view = confined(&[(&tree.at("ws"), "write")]);
+        for name in ["ws/no", "ws/no/such", "ws/no/such/repo", "ws/no/such/repo/hooks", "ws/dangling", "ws/dangling/x"] {
+            assert_eq!(run(&view, make(tree.path(name), true)), REFUSED, "{name}");
+            assert_eq!(run(&view, copy(tree.path("ws/other"), tree.path(name))), REFUSED, "{name}");
+        }
+        assert_eq!(run(&view, make(tree.path("ws/not"), true)), Ok(FsDone::Changed));
+    }
+
+    #[test]
+    fn a_pointer_that_cannot_be_read_leaves_nothing_to_change() {
+        let tree = repository();
+        let view = confined(&[(&tree.at("ws"), "write")]);
+        // It opens, and cannot be read: memory that is not mapped.
+        let memory = format!("/proc/{}/mem", std::process::id());
+        assert_eq!(line(Path::new(&memory)), Err(Errno::IO));
+        tree.put("ws/.git", b"gitdir: d/repo\0/elsewhere\n");
+        assert_eq!(run(&view, write(tree.path("ws/d/repo/config"))), REFUSED);
+        // Another word than git's is no pointer.
+        tree.put("ws/.git", b"gitdir d/repo");
+        assert_eq!(run(&view, write(tree.path("ws/d/repo/config"))), Ok(FsDone::Changed));
+        tree.put("ws/.git", b"gitdir: d/repo");
+        std::fs::set_permissions(tree.at("ws/.git"), std::os::unix::fs::PermissionsExt::from_mode(0o0)).unwrap();
+        // Root may read everything; everybody else is told why.
+        let expect = if rustix::process::geteuid().is_root() { Ok(FsDone::Changed) } else { Err(os(Errno::ACCESS)) };
+        assert_eq!(run(&view, write(tree.path("ws/f"))), expect);
+        assert!(run(&view, write(tree.path("ws/d/repo/config"))).is_err());
+    }
+
+    #[test]
+    fn the_pointer_of_one_root_is_heeded_in_another() {
+        let tree = Tree::new();
+        tree.put("one/f", b"");
+        tree.put("two/repo/config", b"good");
+        let view = confined(&[(&tree.at("one"), "write"), (&tree.at("two"), "write")]);
+        assert_eq!(run(&view, write(tree.path("two/repo/config"))), Ok(FsDone::Changed));
+        // Made after the start.
+        tree.put("one/.git", b"gitdir: ../two/repo");
+        for operation in [write(tree.path("two/repo/config")), remove(tree.path("two/repo"), true)] {
+            assert_eq!(run(&view, operation), REFUSED);
+        }
+        assert_eq!(run(&view, write(tree.path("two/f"))), Ok(FsDone::Changed));
+    }
+
+    #[test]
+    fn protected_names_are_protected_through_links_too() {
+        let tree = repository();
+        tree.put("ws/.git/config", b"good");
+        tree.link("ws/here", ".");
+        tree.link("ws/g", ".git");
+        tree.link("ws/new", ".codex");
+        let view = confined(&[(&tree.at("ws"), "write")]);
+        for name in ["ws/here/.git/config", "ws/g/config", "ws/here/g/hooks", "ws/new", "ws/here/.codex"] {
+            assert_eq!(run(&view, write(tree.path(name))), REFUSED, "{name}");
+            assert_eq!(run(&view, copy(tree.path("ws/evil/repo/config"), tree.path(name))), REFUSED, "{name}");
+        }
+        assert_eq!(run(&view, make(tree.path("ws/g/hooks"), true)), REFUSED);
+        assert_eq!(run(&view, remove(tree.path("ws/g/config"), false)), REFUSED);
+        assert_eq!(run(&view, write(tree.path("ws/here/free"))), Ok(FsDone::Changed));
+    }
+}
