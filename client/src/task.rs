@@ -2,6 +2,7 @@
 
 use crate::ExecServerError;
 use crate::process::ProcessEvent;
+use portcullis_protocol::method::Notice;
 use portcullis_protocol::process::{ClosedNotice, ExitedNotice, OutputNotice};
 use portcullis_protocol::rpc::{self, Id, Message};
 use serde_json::value::RawValue;
@@ -106,33 +107,23 @@ impl Task {
                     let _caller_gone = answer.send(outcome);
                 }
             }
-            Ok(Message::Notification { method, params: Some(params) }) => self.notice(&method, params.get()).await,
+            Ok(Message::Notification { method, params: Some(params) }) => self.notice(&method, params).await,
             // Requests of the server, and what a newer server announces: nothing that this version asked for.
             Ok(_) | Err(_) => {}
         }
     }
 
-    async fn notice(&mut self, method: &str, params: &str) {
-        let (process, event) = match method {
-            "process/output" => match serde_json::from_str::<OutputNotice>(params) {
-                Ok(notice) => {
-                    let event = ProcessEvent::Output { seq: notice.seq, stream: notice.stream, chunk: notice.chunk.0 };
-                    (notice.process_id, event)
-                }
-                Err(_) => return,
-            },
-            "process/exited" => match serde_json::from_str::<ExitedNotice>(params) {
-                Ok(notice) => {
-                    let event = ProcessEvent::Exited { seq: notice.seq, code: notice.exit_code, denied: notice.sandbox_denied };
-                    (notice.process_id, event)
-                }
-                Err(_) => return,
-            },
-            "process/closed" => match serde_json::from_str::<ClosedNotice>(params) {
-                Ok(notice) => (notice.process_id, ProcessEvent::Closed { seq: notice.seq }),
-                Err(_) => return,
-            },
-            _unknown => return,
+    async fn notice(&mut self, method: &str, params: &RawValue) {
+        // What is not of this list, or breaks the rules of the wire, is nothing that this version can act on.
+        let (process, event) = match Notice::decode(method, params) {
+            Ok(Some(Notice::Output(OutputNotice { process_id, seq, stream, chunk }))) => {
+                (process_id, ProcessEvent::Output { seq, stream, chunk: chunk.0 })
+            }
+            Ok(Some(Notice::Exited(ExitedNotice { process_id, seq, exit_code, sandbox_denied }))) => {
+                (process_id, ProcessEvent::Exited { seq, code: exit_code, denied: sandbox_denied })
+            }
+            Ok(Some(Notice::Closed(ClosedNotice { process_id, seq }))) => (process_id, ProcessEvent::Closed { seq }),
+            Ok(Some(Notice::MissingChanged(_)) | None) | Err(_) => return,
         };
         let is_last = matches!(event, ProcessEvent::Closed { .. });
         if let Some(listener) = self.listeners.get(&process) {

@@ -89,3 +89,53 @@ pub struct Capabilities {
     /// Approved root-write policies keep their restrictions.
     pub linux_approved_root_write_preserves_restrictions: bool,
 }
+
+/// Parameters of `environmentConfig/read`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ConfigReadParams {
+    /// Whose configuration.
+    pub cwd: WirePath,
+    /// Keys of the configuration, each as its segments.
+    pub config_paths: Vec<Vec<String>>,
+    /// Keys of the requirements, each as its segments.
+    pub requirements_paths: Vec<Vec<String>>,
+}
+
+/// Result of `environmentConfig/read`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ConfigReadResult {
+    /// The user's home.
+    pub user_home_dir: WirePath,
+    /// The server's own home.
+    pub codex_home_dir: WirePath,
+    /// The machine's name.
+    pub hostname: String,
+    /// The configuration.
+    pub config: ConfigLayers,
+    /// The requirements.
+    pub requirements: ConfigLayers,
+}
+
+/// Layers of a configuration, the weakest first.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ConfigLayers {
+    /// Each file.
+    pub layers: Vec<ConfigLayer>,
+    /// Where a layer of the client's own belongs.
+    pub cloud_insertion_index: u64,
+}
+
+/// One file of a configuration.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ConfigLayer {
+    /// Which.
+    pub source: String,
+    /// What its relative paths start from.
+    pub base_dir: WirePath,
+    /// Its text, reduced to the keys that were asked for.
+    pub toml: String,
+}

@@ -283,3 +283,31 @@ pub struct WriteBlockParams {
 /// The empty result `{}`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Empty {}
+
+/// Parameters of `fs/watchMissing`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct WatchMissingParams {
+    /// The client's name for the watch.
+    pub watch_id: u64,
+    /// Paths that do not exist; news of one of them is what is wanted.
+    pub missing: Vec<WirePath>,
+    /// The deepest directory on the way that exists.
+    #[serde(default)]
+    pub present: Option<WirePath>,
+}
+
+/// Result of `fs/watchMissing`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WatchMissingResult {
+    /// False: the client must look for itself.
+    pub watching: bool,
+}
+
+/// Parameters of the notification `fs/missingChanged`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MissingChangedNotice {
+    /// The watch, which has ended with this.
+    pub watch_id: u64,
+}

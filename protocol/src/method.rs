@@ -1,11 +1,15 @@
 //! The closed lists of what can be called and announced.
 
+use crate::environment::ConfigReadParams;
+use crate::fs::MissingChangedNotice;
 use crate::fs::{
     CopyParams, CreateDirectoryParams, HandleParams, OpenParams, PathParams, PlainPathParams, ReadBlockParams, RemoveParams,
-    WalkParams, WriteBlockParams, WriteFileParams,
+    WalkParams, WatchMissingParams, WriteBlockParams, WriteFileParams,
 };
 use crate::init::InitializeParams;
-use crate::process::{ReadParams, SignalParams, StartParams, TerminateParams, WriteParams};
+use crate::process::{
+    ClosedNotice, ExitedNotice, OutputNotice, ReadParams, SignalParams, StartParams, TerminateParams, WriteParams,
+};
 use crate::rpc::{RpcError, code};
 use crate::sandbox::is_near_miss;
 use serde::Deserialize;
@@ -125,10 +129,15 @@ impl Call {
     /// −32601 for a method that does not exist, −32602 for parameters that do not decode or hold a member that looks like a
     /// misspelt `sandbox`.
     pub fn decode(method: &str, params: Option<&RawValue>) -> Result<Decoded, RpcError> {
-        if let Some((method, family)) = NOT_BUILT.into_iter().find(|(name, _)| *name == method) {
-            return Ok(Decoded { call: Self::NotBuilt { method, family }, ignored: 0 });
-        }
         let params = Params { method, text: params.map_or("null", RawValue::get) };
+        if let Some((method, family)) = NOT_BUILT.into_iter().find(|(name, _)| *name == method) {
+            let call = Self::NotBuilt { method, family };
+            return match method {
+                "environmentConfig/read" => params.check::<ConfigReadParams>(call),
+                "fs/watchMissing" => params.check::<WatchMissingParams>(call),
+                _unread => Ok(Decoded { call, ignored: 0 }),
+            };
+        }
         match method {
             "initialize" => params.read(Self::Initialize),
             "environment/info" => params.nothing(Self::EnvironmentInfo),
@@ -173,6 +182,36 @@ impl Call {
     }
 }
 
+/// A notification of the server, decoded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Notice {
+    /// `process/output`
+    Output(OutputNotice),
+    /// `process/exited`
+    Exited(ExitedNotice),
+    /// `process/closed`
+    Closed(ClosedNotice),
+    /// `fs/missingChanged`
+    MissingChanged(MissingChangedNotice),
+}
+
+impl Notice {
+    /// Decodes a notification; none if it is not one of this list, which a client leaves alone.
+    ///
+    /// # Errors
+    /// Its parameters do not decode: the server breaks the rules of the wire.
+    pub fn decode(method: &str, params: &RawValue) -> Result<Option<Self>, serde_json::Error> {
+        let text = params.get();
+        Ok(Some(match method {
+            "process/output" => Self::Output(serde_json::from_str(text)?),
+            "process/exited" => Self::Exited(serde_json::from_str(text)?),
+            "process/closed" => Self::Closed(serde_json::from_str(text)?),
+            "fs/missingChanged" => Self::MissingChanged(serde_json::from_str(text)?),
+            _unknown => return Ok(None),
+        }))
+    }
+}
+
 struct Params<'a> {
     method: &'a str,
     text: &'a str,
@@ -196,8 +235,18 @@ impl<'a> Params<'a> {
         }
         match params {
             Ok(params) => Ok(Decoded { call: call(params), ignored }),
-            Err(error) => Err(RpcError::new(code::INVALID_PARAMS, without_position(&error))),
+            Err(error) => Err(self.wrong(&error)),
         }
+    }
+
+    /// Parameters of a method that is not built: they are checked all the same, before the handshake is.
+    fn check<T: Deserialize<'a>>(&self, call: Call) -> Result<Decoded, RpcError> {
+        self.read(|_checked: T| call)
+    }
+
+    /// What was attempted, in front of the words that clients of this wire know.
+    fn wrong(&self, error: &serde_json::Error) -> RpcError {
+        RpcError::new(code::INVALID_PARAMS, format!("{}: {}", self.method, without_position(error)))
     }
 
     /// Absent, null and `{}` are all nothing.
@@ -206,10 +255,10 @@ impl<'a> Params<'a> {
             Ok(serde_json::Value::Null) => Ok(Decoded { call, ignored: 0 }),
             Ok(serde_json::Value::Object(members)) if members.is_empty() => Ok(Decoded { call, ignored: 0 }),
             Ok(_) => {
-                let text = format!("{} takes no parameters: send none, null or {{}}", self.method);
+                let text = format!("{}: takes no parameters: send none, null or {{}}", self.method);
                 Err(RpcError::new(code::INVALID_PARAMS, text))
             }
-            Err(error) => Err(RpcError::new(code::INVALID_PARAMS, without_position(&error))),
+            Err(error) => Err(self.wrong(&error)),
         }
     }
 }
@@ -256,14 +305,21 @@ mod tests {
 
     #[test]
     fn wrong_parameters_are_said_in_known_words() {
-        let wrong = |method: &str, params: &str, expect: &str| refused(method, params, code::INVALID_PARAMS, expect);
-        assert_eq!(Call::decode("initialize", None).unwrap_err().message, "invalid type: null, expected struct InitializeParams");
+        let wrong = |method: &str, params: &str, expect: &str| {
+            refused(method, params, code::INVALID_PARAMS, &format!("{method}: {expect}"));
+        };
+        assert_eq!(
+            Call::decode("initialize", None).unwrap_err().message,
+            "initialize: invalid type: null, expected struct InitializeParams"
+        );
         wrong("initialize", "{}", "missing field `clientName`");
         wrong("fs/readFile", "{}", "missing field `path`");
-        wrong("fs/readFile", r#"{"path":"a"}"#, "invalid URI: relative URL without a base");
+        wrong("fs/readFile", r#"{"path":"a"}"#, "`a`: invalid URI: relative URL without a base");
         wrong("process/write", r#"{"processId":"p","chunk":"!!","writeId":"q"}"#, "Invalid symbol 33, offset 0.");
         wrong("process/signal", r#"{"processId":"p","signal":"kill"}"#, "unknown variant `kill`, expected `interrupt`");
-        wrong("environment/status", r#"{"x":1}"#, "environment/status takes no parameters: send none, null or {}");
+        wrong("environment/status", r#"{"x":1}"#, "takes no parameters: send none, null or {}");
+        wrong("fs/watchMissing", "{}", "missing field `watchId`");
+        wrong("environmentConfig/read", r#"{"cwd":"/"}"#, "missing field `configPaths`");
         assert!(decode("process/read", r#"{"processId":"p","afterSeq":-1}"#).is_err());
         assert!(decode("fs/open", r#"{"handleId":"w","path":"/f","mode":null}"#).is_err());
         let start = |more: &str| {
@@ -278,6 +334,22 @@ mod tests {
         );
         assert!(start(r#","pipeStdin":null"#).is_err());
         assert!(start(r#","networkProxy":"zz""#).is_err());
+    }
+
+    #[test]
+    fn notices_of_this_list_and_others() {
+        let decode = |method: &str, params: &str| {
+            let raw: Box<RawValue> = serde_json::from_str(params).unwrap();
+            Notice::decode(method, &raw)
+        };
+        let closed = Notice::Closed(ClosedNotice { process_id: "p".to_owned(), seq: 3 });
+        assert_eq!(decode("process/closed", r#"{"processId":"p","seq":3}"#).unwrap(), Some(closed));
+        assert_eq!(
+            decode("fs/missingChanged", r#"{"watchId":7}"#).unwrap(),
+            Some(Notice::MissingChanged(MissingChangedNotice { watch_id: 7 }))
+        );
+        assert_eq!(decode("process/moved", "{}").unwrap(), None);
+        assert!(decode("process/exited", r#"{"processId":"p","seq":3}"#).is_err(), "an exit has a status");
     }
 
     #[test]

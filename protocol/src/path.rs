@@ -224,7 +224,7 @@ impl<'de> Deserialize<'de> for WirePath {
                 f.write_str("a string")
             }
             fn visit_str<E: de::Error>(self, text: &str) -> Result<WirePath, E> {
-                WirePath::parse(text).map_err(E::custom)
+                WirePath::parse(text).map_err(|error| E::custom(format!("`{text}`: {error}")))
             }
         }
         deserializer.deserialize_str(Visitor)

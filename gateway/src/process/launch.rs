@@ -36,7 +36,7 @@ pub(crate) fn working_directory(params: &StartParams) -> Result<&AbsolutePath, R
 
 /// What is wrong with the parameters themselves, whatever the session and the machine say.
 pub(crate) fn check(params: &StartParams, is_confined: bool) -> Result<(), RpcError> {
-    let wrong = |text: &str| Err(RpcError::new(code::INVALID_PARAMS, text));
+    let wrong = |text: &str| Err(RpcError::new(code::INVALID_PARAMS, format!("process/start: {text}")));
     if params.argv.is_empty() {
         return wrong("argv must not be empty");
     }
@@ -168,7 +168,7 @@ mod tests {
 
     #[test]
     fn wrong_parameters_are_said_in_known_words() {
-        refused(&params(&[]), code::INVALID_PARAMS, "argv must not be empty");
+        refused(&params(&[]), code::INVALID_PARAMS, "process/start: argv must not be empty");
         refused(&params(&["", "x"]), code::INTERNAL, "missing program for pipe spawn");
         refused(&params(&["a\0b"]), code::INTERNAL, "nul byte found in provided data: argv[0]");
         refused(&params(&["a", "b", "\0"]), code::INTERNAL, "nul byte found in provided data: argv[2]");
