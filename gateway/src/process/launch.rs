@@ -142,22 +142,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     fn params(argv: &[&str]) -> StartParams {
-        StartParams {
-            process_id: "p".to_owned(),
-            argv: argv.iter().map(|text| (*text).to_owned()).collect(),
-            cwd: WirePath::parse("/").unwrap(),
-            env: BTreeMap::new(),
-            tty: false,
-            pipe_stdin: false,
-            arg0: None,
-            env_policy: None,
-            sandbox: None,
-            enforce_managed_network: false,
-            managed_network: None,
-            network_proxy: None,
-            shell_snapshot: None,
-            metadata: None,
-        }
+        StartParams::new("p", argv.iter().map(|text| (*text).to_owned()).collect(), WirePath::parse("/").unwrap())
     }
 
     #[track_caller]

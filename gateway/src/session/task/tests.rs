@@ -155,22 +155,8 @@ impl Client {
 
 fn shell(process: &str, script: &str) -> StartParams {
     let argv = ["/bin/sh", "-c", script].map(str::to_owned).to_vec();
-    StartParams {
-        process_id: process.to_owned(),
-        argv,
-        cwd: WirePath::parse("/").unwrap(),
-        env: BTreeMap::from([("PATH".to_owned(), "/usr/bin:/bin".to_owned())]),
-        tty: false,
-        pipe_stdin: false,
-        arg0: None,
-        env_policy: None,
-        sandbox: None,
-        enforce_managed_network: false,
-        managed_network: None,
-        network_proxy: None,
-        shell_snapshot: None,
-        metadata: None,
-    }
+    let env = BTreeMap::from([("PATH".to_owned(), "/usr/bin:/bin".to_owned())]);
+    StartParams { env, ..StartParams::new(process, argv, WirePath::parse("/").unwrap()) }
 }
 
 #[tokio::test]

@@ -1,0 +1,158 @@
+//! Benchmarks: what a call costs over a socket, for one server or for several interleaved (A B A B …), so that whatever else
+//! the machine does falls on all alike.
+//!
+//! `portcullis serve` in one place, then `cargo run --release -p portcullis-bench -- --url ws://127.0.0.1:PORT`; a second
+//! `--url` adds a column. It prints minimum, median and 99th percentile in milliseconds, and asserts nothing about them.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use clap::Parser;
+use portcullis_client::{ExecServerClient, ExecServerClientConnectOptions, ProcessEvent};
+use portcullis_protocol::path::{AbsolutePath, WirePath};
+use portcullis_protocol::process::StartParams;
+use serde_json::{Value, json};
+use std::error::Error;
+use std::io::{self, Write as _};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// A server that runs on this machine; may be repeated.
+    #[arg(long, required = true)]
+    url: Vec<String>,
+    /// Rounds of each row.
+    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    rounds: u32,
+}
+
+/// What a row does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Row {
+    Status,
+    Metadata,
+    Read { bytes: usize, confined: bool },
+    Write { bytes: usize, confined: bool },
+    Spawn { confined: bool },
+}
+
+const ROWS: [(&str, Row); 10] = [
+    ("environment/status", Row::Status),
+    ("fs/getMetadata", Row::Metadata),
+    ("fs/readFile 1 KiB", Row::Read { bytes: 1 << 10, confined: false }),
+    ("fs/readFile 1 KiB, reads restricted", Row::Read { bytes: 1 << 10, confined: true }),
+    ("fs/readFile 1 MiB", Row::Read { bytes: 1 << 20, confined: false }),
+    ("fs/writeFile 1 KiB", Row::Write { bytes: 1 << 10, confined: false }),
+    ("fs/writeFile 1 KiB, workspace-write", Row::Write { bytes: 1 << 10, confined: true }),
+    ("fs/writeFile 1 MiB", Row::Write { bytes: 1 << 20, confined: false }),
+    ("true, start to close", Row::Spawn { confined: false }),
+    ("true, start to close, read-only", Row::Spawn { confined: true }),
+];
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let arguments = Arguments::parse();
+    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(run(&arguments))
+}
+
+async fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
+    // Outside of /tmp, which policies may grant as such.
+    let place = tempfile::Builder::new().prefix("portcullis-bench-").tempdir_in("/var/tmp")?;
+    for bytes in [1_usize << 10, 1 << 20] {
+        std::fs::write(place.path().join(format!("read-{bytes}")), vec![b'x'; bytes])?;
+    }
+    let (mut servers, mut tasks) = (Vec::new(), Vec::new());
+    for url in &arguments.url {
+        let options = ExecServerClientConnectOptions { url: url.clone(), client_name: "bench".to_owned() };
+        let (client, task) = ExecServerClient::connect(&options).await?;
+        servers.push(Server { client, starts: 0 });
+        tasks.push(task);
+    }
+    let mut out = io::stdout();
+    writeln!(out, "{:<38} {}", "milliseconds", arguments.url.iter().map(|url| format!("{url:>30}")).collect::<String>())?;
+    for (name, row) in ROWS {
+        let mut times = vec![Vec::new(); servers.len()];
+        for _round in 0..arguments.rounds {
+            for (server, times) in servers.iter_mut().zip(&mut times) {
+                times.push(server.time(row, place.path()).await?);
+            }
+        }
+        let columns: String = times.into_iter().map(summary).collect();
+        writeln!(out, "{name:<38} {columns}")?;
+    }
+    drop(servers);
+    for task in tasks {
+        task.await?;
+    }
+    Ok(())
+}
+
+/// Minimum, median, 99th percentile.
+fn summary(mut times: Vec<Duration>) -> String {
+    times.sort_unstable();
+    let at = |part: usize| times[(times.len() - 1) * part / 100].as_secs_f64() * 1000.0;
+    format!("{:>10.3}{:>10.3}{:>10.3}", at(0), at(50), at(99))
+}
+
+struct Server {
+    client: ExecServerClient,
+    starts: u64,
+}
+
+impl Server {
+    async fn time(&mut self, row: Row, place: &Path) -> Result<Duration, Box<dyn Error>> {
+        let uri = |name: &str| AbsolutePath::new(place.join(name)).map(|path| path.to_uri());
+        let call = |method: &'static str, params: Value| {
+            let client = self.client.clone();
+            async move {
+                let begin = Instant::now();
+                client.call::<Value>(method, &params).await?;
+                Ok::<_, Box<dyn Error>>(begin.elapsed())
+            }
+        };
+        match row {
+            Row::Status => call("environment/status", json!({})).await,
+            Row::Metadata => call("fs/getMetadata", json!({"path": uri("read-1024")?})).await,
+            Row::Read { bytes, confined } => {
+                let params = json!({"path": uri(&format!("read-{bytes}"))?, "sandbox": confined.then(|| sandbox(place, "project_roots", "read"))});
+                call("fs/readFile", params).await
+            }
+            Row::Write { bytes, confined } => {
+                let content = STANDARD.encode(vec![b'y'; bytes]);
+                let sandbox = confined.then(|| sandbox(place, "project_roots", "write"));
+                call("fs/writeFile", json!({"path": uri("written")?, "dataBase64": content, "sandbox": sandbox})).await
+            }
+            Row::Spawn { confined } => self.spawn(place, confined).await,
+        }
+    }
+
+    async fn spawn(&mut self, place: &Path, confined: bool) -> Result<Duration, Box<dyn Error>> {
+        self.starts += 1;
+        let cwd = WirePath::Local(AbsolutePath::new(place)?);
+        let mut params = StartParams::new(format!("p{}", self.starts), vec!["/bin/true".to_owned()], cwd);
+        if confined {
+            params.sandbox = Some(serde_json::value::to_raw_value(&sandbox(place, "root", "read"))?);
+        }
+        let begin = Instant::now();
+        let mut process = self.client.start(&params).await?;
+        while let Some(event) = process.event().await {
+            if let ProcessEvent::Exited { code, .. } = event
+                && code != 0
+            {
+                return Err(format!("/bin/true ended with {code}").into());
+            }
+        }
+        Ok(begin.elapsed())
+    }
+}
+
+/// A profile in the spelling that every server of this wire knows: what programs need, and one entry.
+fn sandbox(place: &Path, kind: &str, access: &str) -> Value {
+    let entry = |kind: &str, access: &str| json!({"path": {"type": "special", "value": {"kind": kind}}, "access": access});
+    // As a URI: other servers take no native paths.
+    let place = AbsolutePath::new(place).map(|path| path.to_uri()).unwrap_or_default();
+    json!({
+        "permissions": {"type": "managed", "network": "restricted",
+            "file_system": {"type": "restricted", "entries": [entry("minimal", "read"), entry(kind, access)]}},
+        "cwd": place, "workspaceRoots": [place], "windowsSandboxLevel": "disabled",
+    })
+}
