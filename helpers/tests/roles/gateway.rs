@@ -182,8 +182,16 @@ impl Worker {
     }
 
     pub(crate) fn try_start(policy: Option<&Policy>) -> Result<Self, StepFailed> {
+        Self::try_start_with(policy, None)
+    }
+
+    /// Starts one whose first request is in its socket before it knows its policy.
+    pub(crate) fn try_start_with(policy: Option<&Policy>, early: Option<&FsRequest>) -> Result<Self, StepFailed> {
         let spawner = Spawner::start();
-        let (channel, theirs) = Channel::pair();
+        let (mut channel, theirs) = Channel::pair();
+        if let Some(request) = early {
+            channel.send(request, b"early", &[]);
+        }
         let (mut control, their_control) = Channel::pair();
         spawner.send(&SpawnerRequest::Worker { id: 7 }, &[theirs, their_control]);
         let policy = policy.map(|policy| Bytes(policy.encode()));
@@ -196,6 +204,10 @@ impl Worker {
 
     pub(crate) fn ask(&mut self, operation: FsOperation, payload: &[u8]) -> (Result<FsDone, FsError>, Vec<u8>, Vec<OwnedFd>) {
         self.channel.send(&FsRequest { id: 5, operation }, payload, &[]);
+        self.answer()
+    }
+
+    pub(crate) fn answer(&mut self) -> (Result<FsDone, FsError>, Vec<u8>, Vec<OwnedFd>) {
         let (frame, descriptors) = self.channel.receive().expect("a reply before the end");
         let reply: FsReply = decode(&frame.body).unwrap();
         assert_eq!(reply.id, 5);

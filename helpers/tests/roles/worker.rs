@@ -2,7 +2,9 @@
 
 use super::gateway::{Worker, policy};
 use crate::Test;
-use portcullis_protocol::helper::{ExitStatus, FsDone, FsError, FsOperation, SpawnerEvent, SpawnerRequest, Step, WalkBounds};
+use portcullis_protocol::helper::{
+    ExitStatus, FsDone, FsError, FsOperation, FsRequest, SpawnerEvent, SpawnerRequest, Step, WalkBounds,
+};
 use portcullis_protocol::path::AbsolutePath;
 use portcullis_sandbox::policy::Access;
 use portcullis_sandbox::roots::Roots;
@@ -19,6 +21,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("worker::secrets_of_other_processes_stay_theirs", secrets_of_other_processes_stay_theirs),
     ("worker::a_directory_above_a_grant_lists_the_way_to_it", a_directory_above_a_grant_lists_the_way_to_it),
     ("worker::a_linked_writable_root_is_refused", a_linked_writable_root_is_refused),
+    ("worker::nothing_is_carried_out_before_the_policy_is_enforced", nothing_is_carried_out_before_the_policy_is_enforced),
     ("worker::a_denial_through_a_link_is_resolved_anew", a_denial_through_a_link_is_resolved_anew),
     ("worker::the_way_to_a_repository_stays", the_way_to_a_repository_stays),
     ("worker::a_removed_root_keeps_its_protected_names", a_removed_root_keeps_its_protected_names),
@@ -200,6 +203,24 @@ fn a_linked_writable_root_is_refused() {
     let refused = Worker::try_start(Some(&policy(&[(&link, Access::Write)]))).err().unwrap();
     assert_eq!(refused.step, Step::Enforce);
     assert!(refused.attempt.contains("symbolic link"), "{refused}");
+}
+
+fn nothing_is_carried_out_before_the_policy_is_enforced() {
+    let places = Places::new();
+    let (link, made) = (places.inside.join("link"), places.outside.join("made"));
+    std::os::unix::fs::symlink(&places.outside, &link).unwrap();
+    let early = || FsRequest { id: 5, operation: FsOperation::WriteFile { path: path(&made), follow: true } };
+    // A policy that cannot be enforced: the request is there, and nobody reads it.
+    assert!(Worker::try_start_with(Some(&policy(&[(&link, Access::Write)])), Some(&early())).is_err());
+    assert!(!made.exists());
+    // One that forbids it: it is read after that.
+    let mut held = Worker::try_start_with(Some(&policy(&[(&places.inside, Access::Write)])), Some(&early())).unwrap();
+    assert_eq!(held.answer().0, Err(FsError::Denied(2)));
+    assert!(!made.exists());
+    // The control: one that grants it.
+    let mut free = Worker::try_start_with(Some(&policy(&[(&places.outside, Access::Write)])), Some(&early())).unwrap();
+    assert_eq!(free.answer().0, Ok(FsDone::Changed));
+    assert_eq!(fs::read(&made).unwrap(), b"early");
 }
 
 fn a_denial_through_a_link_is_resolved_anew() {
