@@ -188,7 +188,7 @@ impl Worker {
     /// Starts one whose first request is in its socket before it knows its policy.
     pub(crate) fn try_start_with(policy: Option<&Policy>, early: Option<&FsRequest>) -> Result<Self, StepFailed> {
         let spawner = Spawner::start();
-        let (mut channel, theirs) = Channel::pair();
+        let (channel, theirs) = Channel::pair();
         if let Some(request) = early {
             channel.send(request, b"early", &[]);
         }
