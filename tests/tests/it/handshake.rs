@@ -28,9 +28,15 @@ async fn a_capability_is_true_only_if_its_method_is_built() {
     let capabilities = info["capabilities"].as_object().unwrap();
     let on: Vec<&String> = capabilities.iter().filter(|(_, on)| **on == json!(true)).map(|(name, _)| name).collect();
     assert_eq!(on, ["fileWriteStreaming", "sandboxedFileStreaming"]);
-    for method in ["fs/watchMissing", "http/request", "environmentConfig/read", "capabilities/discoverV2"] {
-        assert_eq!(client.refused(method, json!({})).await.code, -32601, "{method}");
+    for (method, params) in [
+        ("fs/watchMissing", json!({"watchId": 1, "missing": []})),
+        ("http/request", json!({})),
+        ("environmentConfig/read", json!({"cwd": "/", "configPaths": [], "requirementsPaths": []})),
+        ("capabilities/discoverV2", json!({})),
+    ] {
+        assert_eq!(client.refused(method, params).await.code, -32601, "{method}");
     }
+    assert_eq!(client.refused("fs/watchMissing", json!({})).await.code, -32602, "parameters are looked at first");
 }
 
 #[tokio::test]
