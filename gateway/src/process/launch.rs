@@ -61,7 +61,6 @@ pub(crate) fn prepare(
     server_env: &[(OsString, OsString)],
     shell: &str,
 ) -> Result<(Launch, Ends), RpcError> {
-    check(params, policy.is_some())?;
     let command = command(params, server_env, shell)?;
     let attempt = if params.tty { "open a terminal" } else { "make the pipes of the process" };
     let (stdio, ends) = if params.tty { terminal() } else { pipes(params.pipe_stdin) }.map_err(|errno| {
@@ -147,7 +146,8 @@ mod tests {
 
     #[track_caller]
     fn refused(params: &StartParams, expect_code: i32, expect: &str) {
-        let error = prepare(params, None, false, &[], "/bin/sh").map(|_| ()).unwrap_err();
+        let checked = check(params, false);
+        let error = checked.and_then(|()| prepare(params, None, false, &[], "/bin/sh").map(|_| ())).unwrap_err();
         assert_eq!((error.code, error.message.as_str()), (expect_code, expect));
     }
 

@@ -80,7 +80,7 @@ async fn the_network_is_off_and_what_needs_no_network_works() {
     assert!(confined.code() != 0 && !confined.output(None).contains("connected"), "{}", confined.output(None));
     let free = client.run(&place, "q", &["python3", "-c", &connect], json!({})).await;
     assert_eq!(free.output(None), "connected\n");
-    let pairs = "import socket, asyncio\na, b = socket.socketpair()\na.send(b'x'); assert b.recv(1) == b'x'\nasyncio.run(asyncio.sleep(0))\nprint('works')";
+    let pairs = "import socket, asyncio\na, b = socket.socketpair()\na.send(b'x'); assert b.recv(1) == b'x'\nasyncio.run(asyncio.wait_for(asyncio.to_thread(int), None))\nprint('works')";
     let works = client.run(&place, "r", &["python3", "-c", pairs], read_only()).await;
     assert_eq!(works.output(None), "works\n");
     let datagrams = "import socket\nsocket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)\nprint('made')";
