@@ -248,7 +248,7 @@ fn report(result: BorrowedFd<'_>, report: &Report) {
 
 /// A failure, with the system's number if the system had a say in it.
 pub(crate) fn failed(step: Step, attempt: &str, errno: Option<Errno>) -> StepFailed {
-    StepFailed { step, attempt: attempt.to_owned(), errno: errno.map_or(0, Errno::raw_os_error) }
+    StepFailed { step, attempt: attempt.to_owned(), errno: errno.map_or(0, Errno::raw_os_error), denial: None }
 }
 
 fn machine(attempt: &'static str) -> impl Fn(Errno) -> StepFailed {
@@ -261,5 +261,5 @@ fn execute(attempt: String) -> impl Fn(Errno) -> StepFailed {
 
 fn system(step: Step, attempt: &str) -> impl Fn(io::Error) -> StepFailed {
     let attempt = attempt.to_owned();
-    move |error| StepFailed { step, attempt: attempt.clone(), errno: error.raw_os_error().unwrap_or(0) }
+    move |error| StepFailed { step, attempt: attempt.clone(), errno: error.raw_os_error().unwrap_or(0), denial: None }
 }

@@ -9,8 +9,9 @@ use crate::dispatch::{clear_standard, complain};
 use crate::frames::{Inlet, ReceiveError, Received, Wait, send};
 use crate::launch::{self, Order, Report, failed};
 use crate::sys::{self, Fork};
+use portcullis_protocol::denial::Denials;
 use portcullis_protocol::helper::{
-    BUILD, Deframer, Enforced, ExitStatus, Frame, SpawnerEvent, SpawnerRequest, Step, StepFailed, decode, encode,
+    BUILD, Deframer, Enforced, ExitStatus, Frame, NamespaceLayer, SpawnerEvent, SpawnerRequest, Step, StepFailed, decode, encode,
 };
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
@@ -63,6 +64,8 @@ struct Spawner {
     children: Children,
     launches: Vec<Launch>,
     me: Pid,
+    /// Tried at the start.
+    namespaces: NamespaceLayer,
     /// `argv[0]` of the workers: what this process was called.
     program: CString,
 }
@@ -102,6 +105,7 @@ impl Spawner {
             children: Children::default(),
             launches: Vec::new(),
             me: getpid(),
+            namespaces: NamespaceLayer::Unavailable { reason: "not built yet".to_owned(), remedy: String::new() },
             program: CString::new(program.as_bytes()).unwrap_or_default(),
         })
     }
@@ -168,7 +172,7 @@ impl Spawner {
             return Err(End::Failed("the gateway is of another build".to_owned()));
         }
         match request {
-            SpawnerRequest::Hello { .. } => self.tell(&SpawnerEvent::Ready),
+            SpawnerRequest::Hello { .. } => self.tell(&SpawnerEvent::Ready { namespaces: self.namespaces.clone() }),
             SpawnerRequest::Worker { id } => self.start_worker(id, &descriptors),
             SpawnerRequest::Start { id, tty, policy, allow_unprotected, command } => {
                 self.start(id, Order { tty, policy, allow_unprotected, command, descriptors });
@@ -313,7 +317,7 @@ impl Spawner {
         match name {
             Some(Name::Process(id)) => {
                 self.children.remove(pid);
-                self.tell(&SpawnerEvent::Exited { id, status });
+                self.tell(&SpawnerEvent::Exited { id, status, denials: Denials::default(), failure: None });
             }
             Some(Name::Worker(id)) => {
                 self.children.remove(pid);

@@ -51,6 +51,15 @@ impl Verdict {
     }
 }
 
+/// A path at which the verdict changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place<'a> {
+    /// Real: absolute and without links when the tables were made.
+    pub path: &'a Path,
+    /// From here on, down to the next place.
+    pub verdict: Verdict,
+}
+
 /// What a path of a policy turned out to be on this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Resolved {
@@ -231,6 +240,26 @@ impl Compiled {
         self.walk(real).entry.map(|at| self.nodes[at].path.as_path())
     }
 
+    /// Every path at which the verdict changes on the way down, globs aside; a path comes after those above it. What it has to
+    /// be made of on this machine is for whoever builds a view of it.
+    #[must_use]
+    pub fn places(&self) -> Vec<Place<'_>> {
+        let mut verdicts = vec![Verdict::Unlisted.below(self.nodes[0].said); self.nodes.len()];
+        let mut places = vec![Place { path: Path::new("/"), verdict: verdicts[0] }];
+        // Children come after their parents in the list.
+        for at in 0..self.nodes.len() {
+            for child in self.nodes[at].children.values() {
+                let node = &self.nodes[*child];
+                verdicts[*child] = verdicts[at].below(node.said);
+                if verdicts[*child] != verdicts[at] {
+                    places.push(Place { path: &node.path, verdict: verdicts[*child] });
+                }
+            }
+        }
+        places.sort_by(|left, right| left.path.cmp(right.path));
+        places
+    }
+
     fn walk(&self, real: &Path) -> Walk {
         let names: Vec<&OsStr> = real.iter().skip(1).collect();
         let root = &self.nodes[0];
@@ -379,6 +408,16 @@ mod tests {
     }
 
     use Access::{Deny, Read, Write};
+
+    #[test]
+    fn places_are_where_the_verdict_changes() {
+        let compiled = compile(&policy(&[("/", Read), ("/w", Write), ("/w/ro", Read), ("/w/x", Write), ("/etc", Read)], &[]));
+        let places: Vec<_> = compiled.places().iter().map(|place| (place.path.to_owned(), place.verdict)).collect();
+        let mut expect = vec![("/", Verdict::Read), ("/w", Verdict::Write)];
+        expect.extend(["/w/.agents", "/w/.aws", "/w/.codex", "/w/.git", "/w/ro"].map(|path| (path, Verdict::Protected)));
+        expect.extend(["/w/x/.agents", "/w/x/.aws", "/w/x/.codex", "/w/x/.git"].map(|path| (path, Verdict::Protected)));
+        assert_eq!(places, expect.into_iter().map(|(path, verdict)| (PathBuf::from(path), verdict)).collect::<Vec<_>>());
+    }
 
     #[test]
     fn the_longest_path_wins() {

@@ -75,7 +75,7 @@ fn confine(policy: &Policy, roots: &Roots, who: Who, abi: u32, missing: Vec<Stri
     }
 
     let seccomp = tables.iter().map(|table| table.name().to_owned()).collect();
-    Ok(Enforced { landlock_abi, seccomp, missing })
+    Ok(Enforced { landlock_abi, namespaces: Vec::new(), own_proc: false, seccomp, missing })
 }
 
 /// The tables that a policy needs, in the order in which they are installed.
@@ -255,6 +255,6 @@ impl EnforceError {
 
 impl From<EnforceError> for StepFailed {
     fn from(error: EnforceError) -> Self {
-        Self { step: Step::Enforce, attempt: error.to_string(), errno: error.errno() }
+        Self { step: Step::Enforce, attempt: error.to_string(), errno: error.errno(), denial: None }
     }
 }

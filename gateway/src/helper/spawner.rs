@@ -256,7 +256,7 @@ async fn greet(sender: &mut FrameSender, receiver: &mut FrameReceiver) -> Result
     sender.send(&hello, &[]).await.map_err(|error| error.to_string())?;
     let (frame, _none) = receiver.recv().await.map_err(|error| error.to_string())?.ok_or("it ended at once")?;
     match decode(&frame.body).map_err(|error| error.to_string())? {
-        SpawnerEvent::Ready => Ok(()),
+        SpawnerEvent::Ready { .. } => Ok(()),
         SpawnerEvent::WrongBuild { build } => Err(format!("its build is {build}, ours is {BUILD}: both must be one executable")),
         other => Err(format!("its first word was {other:?}")),
     }

@@ -64,7 +64,7 @@ pub(crate) fn prepare(
     let command = command(params, server_env, shell)?;
     let attempt = if params.tty { "open a terminal" } else { "make the pipes of the process" };
     let (stdio, ends) = if params.tty { terminal() } else { pipes(params.pipe_stdin) }.map_err(|errno| {
-        let error = StepFailed { step: Step::Machine, attempt: attempt.to_owned(), errno: errno.raw_os_error() };
+        let error = StepFailed { step: Step::Machine, attempt: attempt.to_owned(), errno: errno.raw_os_error(), denial: None };
         failed(&LaunchError::Failed(error))
     })?;
     let policy = policy.map(|policy| Bytes(policy.encode()));
@@ -210,7 +210,7 @@ mod tests {
 
     #[test]
     fn whose_fault_it_is_decides_the_code() {
-        let step = |step, errno| LaunchError::Failed(StepFailed { step, attempt: "start `x`".to_owned(), errno });
+        let step = |step, errno| LaunchError::Failed(StepFailed { step, attempt: "start `x`".to_owned(), errno, denial: None });
         let missing = failed(&step(Step::Execute, 2));
         assert_eq!(
             (missing.code, missing.message.as_str()),

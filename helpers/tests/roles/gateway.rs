@@ -100,7 +100,7 @@ impl Spawner {
         let (mut channel, theirs) = Channel::pair();
         let process = start_role(Role::Spawner, BUILD, theirs);
         channel.send(&SpawnerRequest::Hello { build: BUILD.to_owned() }, b"", &[]);
-        assert_eq!(channel.expect::<SpawnerEvent>(), SpawnerEvent::Ready);
+        assert!(matches!(channel.expect::<SpawnerEvent>(), SpawnerEvent::Ready { .. }));
         Self { channel: Some(channel), process }
     }
 
@@ -139,7 +139,7 @@ impl Spawner {
         stdout.read_to_string(&mut outcome.stdout).unwrap();
         stderr.read_to_string(&mut outcome.stderr).unwrap();
         match self.event() {
-            SpawnerEvent::Exited { id: 1, status } => outcome.status = status,
+            SpawnerEvent::Exited { id: 1, status, .. } => outcome.status = status,
             other => panic!("{other:?}"),
         }
         (outcome, enforced)

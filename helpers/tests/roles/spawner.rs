@@ -2,6 +2,7 @@
 
 use super::gateway::{Channel, Outcome, Spawner, by_hand, command, pipe, policy, shell, start_role};
 use crate::Test;
+use portcullis_protocol::denial::Denials;
 use portcullis_protocol::helper::{
     BUILD, Command, Enforced, ExitStatus, HEADER, HIDDEN_FLAG, Role, SpawnerEvent, SpawnerRequest, Step, StepFailed, encode,
 };
@@ -80,7 +81,7 @@ fn signals() {
         let mut stdout = BufReader::new(stdout);
         stdout.read_line(&mut String::new()).unwrap();
         spawner.send(&SpawnerRequest::Signal { id: 1, signal }, &[]);
-        assert_eq!(spawner.event(), SpawnerEvent::Exited { id: 1, status: ExitStatus::Signal(signal) });
+        assert_eq!(spawner.event(), ended(1, ExitStatus::Signal(signal)));
         // The end of the output: nobody of the group is left.
         assert_eq!(stdout.read_line(&mut String::new()).unwrap(), 0);
     }
@@ -132,7 +133,7 @@ fn programs_are_searched_as_execvp_does() {
 fn starts_that_fail_say_why() {
     let mut spawner = Spawner::start();
     let missing = spawner.fail(&command(&["/nonexistent"], &[]), None);
-    let expect = StepFailed { step: Step::Execute, attempt: "start `/nonexistent`".to_owned(), errno: 2 };
+    let expect = StepFailed { step: Step::Execute, attempt: "start `/nonexistent`".to_owned(), errno: 2, denial: None };
     assert_eq!(missing, expect);
     assert_eq!(missing.to_string(), "start `/nonexistent`: No such file or directory (os error 2)");
     assert_eq!(spawner.fail(&command(&["/etc"], &[]), None).errno, 13);
@@ -205,7 +206,7 @@ fn controlled_by_its_terminal(policy: Option<Bytes>) {
     assert_eq!(&lines, b"on\r\non\r\n");
     // The terminal's interrupt character reaches the group, because the terminal controls it.
     master.write_all(&[3]).unwrap();
-    assert_eq!(spawner.event(), SpawnerEvent::Exited { id: 3, status: ExitStatus::Signal(2) });
+    assert_eq!(spawner.event(), ended(3, ExitStatus::Signal(2)));
     spawner.close();
 }
 
@@ -266,7 +267,7 @@ fn a_group_is_killed_after_its_leader_ended() {
     let mut spawner = Spawner::start();
     let (stdout, _stderr) = spawner.start_process(1, &shell("sleep 1000 & echo on"), None);
     assert!(matches!(spawner.event(), SpawnerEvent::Started { id: 1, .. }));
-    assert_eq!(spawner.event(), SpawnerEvent::Exited { id: 1, status: ExitStatus::Code(0) });
+    assert_eq!(spawner.event(), ended(1, ExitStatus::Code(0)));
     let mut stdout = BufReader::new(stdout);
     stdout.read_line(&mut String::new()).unwrap();
     spawner.send(&SpawnerRequest::Signal { id: 1, signal: 9 }, &[]);
@@ -290,7 +291,7 @@ fn a_thousand_quick_programs_in_order() {
         }
         match spawner.event() {
             SpawnerEvent::Started { id, .. } => assert!(waiting.insert(id)),
-            SpawnerEvent::Exited { id, status } => {
+            SpawnerEvent::Exited { id, status, .. } => {
                 assert!(waiting.remove(&id), "{id} ended before it was started");
                 assert_eq!(status, ExitStatus::Code(0));
                 ended += 1;
@@ -341,4 +342,8 @@ fn a_writable_policy_is_refused_unless_waived() {
         other => panic!("{other:?}"),
     }
     spawner.close();
+}
+
+fn ended(id: u64, status: ExitStatus) -> SpawnerEvent {
+    SpawnerEvent::Exited { id, status, denials: Denials::default(), failure: None }
 }

@@ -1,6 +1,7 @@
 //! Starting: what the gateway, the spawner and a new worker say to each other.
 
 use super::errno_text;
+use crate::denial::{Denial, Denials};
 use crate::path::{AbsolutePath, Bytes};
 use serde::{Deserialize, Serialize};
 
@@ -61,7 +62,10 @@ pub struct Command {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SpawnerEvent {
     /// Answer to [`SpawnerRequest::Hello`].
-    Ready,
+    Ready {
+        /// What of the namespaces can be had here, as tried at the start.
+        namespaces: NamespaceLayer,
+    },
     /// The build differs; the spawner ends.
     WrongBuild {
         /// [`BUILD`](super::BUILD) of the spawner.
@@ -89,6 +93,10 @@ pub enum SpawnerEvent {
         id: u64,
         /// How.
         status: ExitStatus,
+        /// What its sandbox was seen to refuse.
+        denials: Denials,
+        /// Why its sandbox ended it, if it did, in words.
+        failure: Option<String>,
     },
     /// A worker ended, or could not be started.
     WorkerEnded {
@@ -129,6 +137,8 @@ pub struct StepFailed {
     pub attempt: String,
     /// The system's error number, or 0 if the system did not say.
     pub errno: i32,
+    /// What the policy has to do with it, if it has.
+    pub denial: Option<Box<Denial>>,
 }
 
 /// The parts of a start.
@@ -146,13 +156,38 @@ pub enum Step {
 
 /// What the kernel enforces on a helper or a process, as it said when it was asked.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Enforced {
     /// The Landlock ABI whose rights are handled; 0 for none.
     pub landlock_abi: u32,
+    /// The namespaces of its own: `user`, `mount`, `pid`, `ipc`, `net`; none where that layer is not used.
+    pub namespaces: Vec<String>,
+    /// Whether `/proc` is its own. False in its own pid namespace means that the machine's is seen, read-only.
+    pub own_proc: bool,
     /// The names of the seccomp tables that are installed.
     pub seccomp: Vec<String>,
     /// What the policy asks and these layers do not enforce; empty unless the operator allowed it.
     pub missing: Vec<String>,
+}
+
+/// Whether this machine gives processes a view of mounts and namespaces of their own.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
+pub enum NamespaceLayer {
+    /// It does, and every confined process gets them.
+    Available {
+        /// In a user namespace, since the gateway may not make the others without one.
+        user: bool,
+        /// Whether a `/proc` of one's own can be had.
+        own_proc: bool,
+    },
+    /// It does not.
+    Unavailable {
+        /// What was tried and the system's answer.
+        reason: String,
+        /// What to do about it.
+        remedy: String,
+    },
 }
 
 /// First frame on a worker's control socket: who it shall be.

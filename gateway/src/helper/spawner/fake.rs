@@ -2,6 +2,7 @@
 
 use super::{Spawner, Task};
 use crate::helper::socket::{FrameReceiver, FrameSender, pair_up};
+use portcullis_protocol::denial::Denials;
 use portcullis_protocol::helper::{
     Command, Enforced, ExitStatus, SpawnerEvent, SpawnerRequest, Step, StepFailed, decode, encode,
 };
@@ -67,7 +68,7 @@ async fn play(mut sender: FrameSender, mut receiver: FrameReceiver) {
                     }
                     Err(error) => {
                         let errno = error.raw_os_error().unwrap_or(0);
-                        let failure = StepFailed { step: Step::Execute, attempt: "start it".to_owned(), errno };
+                        let failure = StepFailed { step: Step::Execute, attempt: "start it".to_owned(), errno, denial: None };
                         say(&mut sender, &SpawnerEvent::StartFailed { id, failure }).await;
                     }
                 },
@@ -81,7 +82,7 @@ async fn play(mut sender: FrameSender, mut receiver: FrameReceiver) {
             Some((id, status)) = exited.recv() => {
                 groups.remove(&id);
                 let status = status.code().map_or_else(|| ExitStatus::Signal(status.signal().unwrap()), ExitStatus::Code);
-                say(&mut sender, &SpawnerEvent::Exited { id, status }).await;
+                say(&mut sender, &SpawnerEvent::Exited { id, status, denials: Denials::default(), failure: None }).await;
             }
         }
     }

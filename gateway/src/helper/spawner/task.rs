@@ -126,7 +126,7 @@ impl Task {
             if FrameSender::is_untouched(&error) {
                 let errno = error.raw_os_error().unwrap_or_default();
                 let attempt = "hand descriptors to the spawner".to_owned();
-                SendError::Untouched(StepFailed { step: Step::Machine, attempt, errno })
+                SendError::Untouched(StepFailed { step: Step::Machine, attempt, errno, denial: None })
             } else {
                 SendError::Broken(format!("send to the spawner: {error}"))
             }
@@ -137,7 +137,7 @@ impl Task {
     async fn event(&mut self, frame: Result<Option<(Frame, Vec<OwnedFd>)>, SocketError>) -> Result<(), String> {
         let (frame, _none) = frame.map_err(|error| error.to_string())?.ok_or("the spawner died")?;
         match decode(&frame.body).map_err(|error| format!("the spawner talks nonsense: {error}"))? {
-            SpawnerEvent::Ready | SpawnerEvent::WrongBuild { .. } => return Err("the spawner greeted twice".to_owned()),
+            SpawnerEvent::Ready { .. } | SpawnerEvent::WrongBuild { .. } => return Err("the spawner greeted twice".to_owned()),
             SpawnerEvent::Started { id, pid, enforced } => {
                 let (exit, receiver) = oneshot::channel();
                 let (ended, status) = oneshot::channel();
@@ -150,7 +150,7 @@ impl Task {
             SpawnerEvent::StartFailed { id, failure } => {
                 let _caller_gone = self.starting.remove(&id).map(|reply| reply.send(Err(LaunchError::Failed(failure))));
             }
-            SpawnerEvent::Exited { id, status } => {
+            SpawnerEvent::Exited { id, status, denials: _, failure: _ } => {
                 let _owner_gone = self.running.remove(&id).map(|ended| ended.send(status));
             }
             SpawnerEvent::WorkerEnded { id, status } => {
@@ -195,7 +195,7 @@ impl std::fmt::Display for SendError {
 /// A command line that no frame holds is one that no `execve` takes.
 fn too_large(error: FrameError) -> SendError {
     let attempt = format!("send the command to the spawner ({error})");
-    SendError::Untouched(StepFailed { step: Step::Execute, attempt, errno: Errno::TOOBIG.raw_os_error() })
+    SendError::Untouched(StepFailed { step: Step::Execute, attempt, errno: Errno::TOOBIG.raw_os_error(), denial: None })
 }
 
 #[cfg(test)]
@@ -247,7 +247,16 @@ mod tests {
         let mut tasks = JoinSet::new();
         let (spawner, mut sender, mut receiver) = fake::scripted(&mut tasks);
         let child = started_child(&spawner, &mut sender, &mut receiver).await;
-        fake::say(&mut sender, &SpawnerEvent::Exited { id: child.id, status: ExitStatus::Code(3) }).await;
+        fake::say(
+            &mut sender,
+            &SpawnerEvent::Exited {
+                id: child.id,
+                status: ExitStatus::Code(3),
+                denials: portcullis_protocol::denial::Denials::default(),
+                failure: None,
+            },
+        )
+        .await;
         assert_eq!(child.exit.await, Ok(ExitStatus::Code(3)));
         // Its leash is gone with it: the next word is about the next process.
         let child = started_child(&spawner, &mut sender, &mut receiver).await;
@@ -309,7 +318,7 @@ mod tests {
             async move { spawner.process(launch()).await }
         });
         let id = start_id(&mut receiver).await;
-        let failure = StepFailed { step: Step::Execute, attempt: "start `x`".to_owned(), errno: 2 };
+        let failure = StepFailed { step: Step::Execute, attempt: "start `x`".to_owned(), errno: 2, denial: None };
         fake::say(&mut sender, &SpawnerEvent::StartFailed { id, failure: failure.clone() }).await;
         assert!(matches!(starting.await.unwrap(), Err(LaunchError::Failed(failed)) if failed == failure));
         let worker = spawner.worker().await.unwrap();
