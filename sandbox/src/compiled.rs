@@ -3,12 +3,10 @@
 //! The tables know only real paths: absolute and without links. Whoever asks must have resolved the links, and must open
 //! exactly the path it asked about. Every entry is resolved once, when the tables are made.
 
-use crate::glob::Globs;
-use crate::policy::{Access, DenyGlob, Files, Grants, PROTECTED_NAMES, Policy, PolicyError};
-
+use crate::policy::{Policy, PolicyError};
+use crate::tree::Tree;
 use portcullis_protocol::path::AbsolutePath;
-use std::collections::{BTreeMap, HashMap};
-use std::ffi::{OsStr, OsString};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// What a policy says of a path.
@@ -28,7 +26,7 @@ pub enum Verdict {
 
 impl Verdict {
     /// How much it allows; see [`Compiled::has_narrower_below`].
-    fn rank(self) -> u8 {
+    pub(crate) fn rank(self) -> u8 {
         match self {
             Self::Write => 3,
             Self::Read | Self::Protected => 2,
@@ -37,17 +35,9 @@ impl Verdict {
         }
     }
 
-    /// The verdict below an entry, given the verdict above it.
-    fn below(self, said: Option<Said>) -> Self {
-        match said {
-            None => self,
-            Some(Said::Write) => Self::Write,
-            Some(Said::Deny) => Self::Denied,
-            Some(Said::Read) if self == Self::Write || self == Self::Protected => Self::Protected,
-            Some(Said::Read) => Self::Read,
-            Some(Said::Narrow) if self == Self::Write => Self::Protected,
-            Some(Said::Narrow) => self,
-        }
+    /// The verdict where both hold. Protected is only what lies below a place that is writable under both.
+    fn and(self, other: Self) -> Self {
+        if other.rank() < self.rank() || other == Self::Read && self == Self::Protected { other } else { self }
     }
 }
 
@@ -92,290 +82,63 @@ impl Resolved {
 /// A policy in lookup tables.
 #[derive(Debug)]
 pub struct Compiled {
-    /// A tree of the entries' real paths by their components; the first node is the root of the file system.
-    nodes: Vec<Node>,
-}
-
-#[derive(Debug)]
-struct Node {
-    path: PathBuf,
-    children: HashMap<OsString, usize>,
-    said: Option<Said>,
-    /// The real path of an entry, whether or not it exists.
-    is_entry: bool,
-    /// A link on the way to an entry: it must be seen to be followed.
-    is_waypoint: bool,
-    /// Deny globs that start here, relative to here.
-    globs: Option<Globs>,
-    /// Something at or below grants, or is a waypoint.
-    leads_on: bool,
-    /// The least rank of the nodes strictly below.
-    least_below: u8,
-}
-
-/// What an entry says at its node. The greater wins where several fall on one node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Said {
-    /// Takes writing away and gives nothing: protected names, entries for reading that are missing or a link's own place.
-    Narrow,
-    Read,
-    Write,
-    Deny,
+    /// One for each set of grants, in their order; one in which everything is writable where there is none.
+    trees: Vec<Tree>,
 }
 
 impl Compiled {
-    /// Builds the tables. `resolve` is asked once for every entry and for every base of a glob.
+    /// Builds the tables. `resolve` is asked once for every entry of every set of grants, and for every base of a glob.
     ///
     /// # Errors
     /// A path is refused, or a glob does not compile.
     pub fn new(policy: &Policy, mut resolve: impl FnMut(&AbsolutePath) -> Resolved) -> Result<Self, PolicyError> {
-        let mut compiled = Self { nodes: vec![Node::new(PathBuf::from("/"))] };
-        match &policy.files {
-            Files::Unrestricted => compiled.nodes[0].say(Said::Write),
-            Files::Restricted(grants) => compiled.insert_all(grants, &mut resolve)?,
+        let mut trees = policy.files.sets().map(|grants| Tree::new(grants, &mut resolve)).collect::<Result<Vec<_>, _>>()?;
+        if trees.is_empty() {
+            trees.push(Tree::everything());
         }
-        compiled.summarise(0, Verdict::Unlisted);
-        Ok(compiled)
-    }
-
-    fn insert_all(&mut self, grants: &Grants, resolve: &mut impl FnMut(&AbsolutePath) -> Resolved) -> Result<(), PolicyError> {
-        let mut writable = Vec::new();
-        for entry in &grants.entries {
-            self.insert(&entry.path, entry.access, resolve(&entry.path), &mut writable)?;
-        }
-        // Of a missing entry too: whoever may write above it may make it, and its protected names with it.
-        for at in writable {
-            for name in PROTECTED_NAMES {
-                let protected = self.child(at, OsStr::new(name));
-                self.nodes[protected].say(Said::Narrow);
-            }
-        }
-        let mut by_base: BTreeMap<&AbsolutePath, Vec<&DenyGlob>> = BTreeMap::new();
-        for glob in &grants.deny_globs {
-            by_base.entry(&glob.base).or_default().push(glob);
-        }
-        let mut by_real: BTreeMap<PathBuf, Vec<&DenyGlob>> = BTreeMap::new();
-        for (base, globs) in by_base {
-            let (path, _exists, _links) = usable(base, resolve(base))?;
-            // Also where it stands by name: the link that leads elsewhere now may become a directory.
-            if path != base.as_path() {
-                by_real.entry(base.as_path().to_owned()).or_default().extend(&globs);
-            }
-            by_real.entry(path).or_default().extend(globs);
-        }
-        for (base, globs) in by_real {
-            let at = self.node(&base);
-            self.nodes[at].globs = Some(Globs::new(&globs)?);
-        }
-        Ok(())
-    }
-
-    /// Places of an entry for writing, whatever stands there, are added to `writable`.
-    fn insert(
-        &mut self,
-        named: &AbsolutePath,
-        access: Access,
-        resolved: Resolved,
-        writable: &mut Vec<usize>,
-    ) -> Result<(), PolicyError> {
-        let (path, exists, links) = usable(named, resolved)?;
-        let at = self.node(&path);
-        self.nodes[at].is_entry = true;
-        if access == Access::Write {
-            writable.push(at);
-        }
-        match (access, exists) {
-            (Access::Deny, _) => self.nodes[at].say(Said::Deny),
-            (Access::Read, true) => self.nodes[at].say(Said::Read),
-            (Access::Write, true) => self.nodes[at].say(Said::Write),
-            (Access::Read, false) => self.nodes[at].say(Said::Narrow),
-            // What does not exist is not writable once it does: whoever made it was not asked whether it is a link.
-            (Access::Write, false) => {}
-        }
-        for link in &links {
-            let at = self.node(link);
-            self.nodes[at].is_waypoint = true;
-        }
-        // The entry also covers its own name, as written and where its parents really are, whatever stands there later.
-        let name = named.as_path().file_name();
-        let own_places = links.iter().map(PathBuf::as_path).filter(|link| link.file_name() == name);
-        for place in own_places.chain([named.as_path()]).filter(|place| *place != path) {
-            let at = self.node(place);
-            match access {
-                Access::Deny => self.nodes[at].say(Said::Deny),
-                Access::Read => self.nodes[at].say(Said::Narrow),
-                Access::Write => writable.push(at),
-            }
-        }
-        Ok(())
+        Ok(Self { trees })
     }
 
     /// What the policy says of an absolute path without links.
     #[must_use]
     pub fn verdict(&self, real: &Path) -> Verdict {
-        let walk = self.walk(real);
-        if walk.glob_denies { Verdict::Denied } else { walk.verdict }
+        self.least(|tree| tree.verdict(real))
     }
 
     /// Whether the path may be known to exist: it can be read, or it leads to something granted.
     #[must_use]
     pub fn is_visible(&self, real: &Path) -> bool {
-        let walk = self.walk(real);
-        !walk.glob_denies
-            && (matches!(walk.verdict, Verdict::Write | Verdict::Read | Verdict::Protected)
-                || walk.node.is_some_and(|at| self.nodes[at].leads_on))
+        self.trees.iter().all(|tree| tree.is_visible(real))
     }
 
-    /// Whether an entry, a protected name or a glob could make something below `real` less than `real` itself.
+    /// Whether an entry, a protected name or a glob could make something below `real` less than `real` itself. It may say so
+    /// where another set of grants allows even less.
     #[must_use]
     pub fn has_narrower_below(&self, real: &Path) -> bool {
-        let walk = self.walk(real);
-        walk.below_glob_base || walk.node.is_some_and(|at| self.nodes[at].least_below < walk.verdict.rank())
+        self.trees.iter().any(|tree| tree.has_narrower_below(real))
     }
 
-    /// The real path of the entry that decides over `real`, also of one that was missing when the tables were made: whoever
-    /// acts on the verdict must check that it is still what it was.
-    #[must_use]
-    pub fn root_of(&self, real: &Path) -> Option<&Path> {
-        self.walk(real).entry.map(|at| self.nodes[at].path.as_path())
+    /// The real paths of the entries that decide over `real`, one for each set of grants that has one, also of entries that were
+    /// missing when the tables were made: whoever acts on the verdict must check that each is still what it was.
+    pub fn roots_of(&self, real: &Path) -> impl Iterator<Item = &Path> {
+        self.trees.iter().filter_map(|tree| tree.root_of(real))
     }
 
     /// Every path at which the verdict changes on the way down, globs aside; a path comes after those above it. What it has to
     /// be made of on this machine is for whoever builds a view of it.
     #[must_use]
     pub fn places(&self) -> Vec<Place<'_>> {
-        let mut verdicts = vec![Verdict::Unlisted.below(self.nodes[0].said); self.nodes.len()];
-        let mut places = vec![Place { path: Path::new("/"), verdict: verdicts[0] }];
-        // Children come after their parents in the list.
-        for at in 0..self.nodes.len() {
-            for child in self.nodes[at].children.values() {
-                let node = &self.nodes[*child];
-                verdicts[*child] = verdicts[at].below(node.said);
-                if verdicts[*child] != verdicts[at] {
-                    places.push(Place { path: &node.path, verdict: verdicts[*child] });
-                }
-            }
-        }
-        places.sort_by(|left, right| left.path.cmp(right.path));
-        places
+        let paths = self.trees.iter().flat_map(Tree::paths);
+        // In the order of the paths, what lies above comes first.
+        let mut verdicts: BTreeMap<&Path, Verdict> =
+            paths.map(|path| (path, self.least(|tree| tree.verdict_of_entries(path)))).collect();
+        let above = |path: &Path| path.parent().map(|parent| self.least(|tree| tree.verdict_of_entries(parent)));
+        verdicts.retain(|path, verdict| above(path) != Some(*verdict));
+        verdicts.into_iter().map(|(path, verdict)| Place { path, verdict }).collect()
     }
 
-    fn walk(&self, real: &Path) -> Walk {
-        let names: Vec<&OsStr> = real.iter().skip(1).collect();
-        let root = &self.nodes[0];
-        let mut walk = Walk {
-            verdict: Verdict::Unlisted.below(root.said),
-            node: Some(0),
-            entry: root.is_entry.then_some(0),
-            glob_denies: false,
-            below_glob_base: root.globs.is_some(),
-        };
-        walk.glob_denies = root.globs.as_ref().is_some_and(|globs| globs.match_ancestor(&names));
-        for (depth, name) in names.iter().enumerate() {
-            let Some(at) = walk.node.and_then(|at| self.nodes[at].children.get(*name)).copied() else {
-                walk.node = None;
-                break;
-            };
-            let node = &self.nodes[at];
-            walk.node = Some(at);
-            walk.verdict = walk.verdict.below(node.said);
-            if node.is_entry {
-                walk.entry = Some(at);
-            }
-            if let Some(globs) = &node.globs {
-                walk.below_glob_base = true;
-                walk.glob_denies |= globs.match_ancestor(&names[depth + 1..]);
-            }
-        }
-        walk
-    }
-
-    fn node(&mut self, path: &Path) -> usize {
-        path.iter().skip(1).fold(0, |at, name| self.child(at, name))
-    }
-
-    fn child(&mut self, parent: usize, name: &OsStr) -> usize {
-        if let Some(at) = self.nodes[parent].children.get(name) {
-            return *at;
-        }
-        let at = self.nodes.len();
-        let path = self.nodes[parent].path.join(name);
-        self.nodes[parent].children.insert(name.to_owned(), at);
-        self.nodes.push(Node::new(path));
-        at
-    }
-
-    /// Fills in what depends on the nodes below. Children come after their parents in the list, so that no recursion is
-    /// needed: paths may be as deep as a path is long.
-    fn summarise(&mut self, root: usize, above: Verdict) {
-        let mut verdicts = vec![above; self.nodes.len()];
-        verdicts[root] = above.below(self.nodes[root].said);
-        for at in 0..self.nodes.len() {
-            for child in self.nodes[at].children.values() {
-                verdicts[*child] = verdicts[at].below(self.nodes[*child].said);
-            }
-        }
-        for at in (0..self.nodes.len()).rev() {
-            let node = &self.nodes[at];
-            let children = || node.children.values().map(|child| (&self.nodes[*child], verdicts[*child]));
-            let grants = matches!(node.said, Some(Said::Read | Said::Write));
-            let leads_on = grants || node.is_waypoint || children().any(|(child, _)| child.leads_on);
-            let own_globs = node.globs.as_ref().map(|_| Verdict::Denied.rank());
-            let least_below = children()
-                .map(|(child, verdict)| child.least_below.min(verdict.rank()))
-                .chain(own_globs)
-                .min()
-                .unwrap_or(u8::MAX);
-            let node = &mut self.nodes[at];
-            node.leads_on = leads_on;
-            node.least_below = least_below;
-        }
-    }
-}
-
-/// What was found on the way down to a path.
-struct Walk {
-    /// By entries alone.
-    verdict: Verdict,
-    /// The path's own node, if it has one.
-    node: Option<usize>,
-    /// The deepest entry on the way.
-    entry: Option<usize>,
-    /// A glob matches the path or one of its ancestors.
-    glob_denies: bool,
-    /// A glob starts at the path or at one of its ancestors.
-    below_glob_base: bool,
-}
-
-impl Node {
-    fn new(path: PathBuf) -> Self {
-        Self {
-            path,
-            children: HashMap::new(),
-            said: None,
-            is_entry: false,
-            is_waypoint: false,
-            globs: None,
-            leads_on: false,
-            least_below: u8::MAX,
-        }
-    }
-
-    fn say(&mut self, said: Said) {
-        self.said = self.said.max(Some(said));
-    }
-}
-
-fn usable(named: &AbsolutePath, resolved: Resolved) -> Result<(PathBuf, bool, Vec<PathBuf>), PolicyError> {
-    let (path, exists, links) = match resolved {
-        Resolved::Real { path, links } => (path, true, links),
-        Resolved::Missing { path, links } => (path, false, links),
-        Resolved::Refused(problem) => return Err(PolicyError::Refused { path: named.clone(), problem }),
-    };
-    if path.is_absolute() {
-        Ok((path, exists, links))
-    } else {
-        Err(PolicyError::Refused { path: named.clone(), problem: format!("resolves to the relative `{}`", path.display()) })
+    fn least(&self, verdict: impl Fn(&Tree) -> Verdict) -> Verdict {
+        self.trees.iter().map(verdict).reduce(Verdict::and).expect("Invariant: there is always a tree")
     }
 }
 
@@ -383,7 +146,7 @@ fn usable(named: &AbsolutePath, resolved: Resolved) -> Result<(PathBuf, bool, Ve
 mod tests {
     use super::*;
     use crate::glob::compile_glob;
-    use crate::policy::{Grant, Network};
+    use crate::policy::{Access, DenyGlob, Files, Grant, Grants, Network, PROTECTED_NAMES};
     use proptest::prelude::*;
 
     fn absolute(path: &str) -> AbsolutePath {
@@ -393,11 +156,15 @@ mod tests {
     fn policy(entries: &[(&str, Access)], globs: &[(&str, &str)]) -> Policy {
         let entries = entries.iter().map(|(path, access)| Grant { path: absolute(path), access: *access }).collect();
         let globs = globs.iter().map(|(base, pattern)| DenyGlob { base: absolute(base), pattern: (*pattern).to_owned() });
-        Policy { files: Files::Restricted(Grants::new(entries, globs.collect()).unwrap()), network: Network::Restricted }
+        Policy { files: Files::Restricted(Grants::new(entries, globs.collect()).unwrap().into()), network: Network::Restricted }
     }
 
     fn compile(policy: &Policy) -> Compiled {
         Compiled::new(policy, Resolved::same).unwrap()
+    }
+
+    fn root_of<'a>(compiled: &'a Compiled, real: &str) -> Vec<&'a str> {
+        compiled.roots_of(Path::new(real)).map(|root| root.to_str().unwrap()).collect()
     }
 
     #[track_caller]
@@ -450,8 +217,8 @@ mod tests {
                 ("/etc/passwd", Verdict::Denied),
             ],
         );
-        assert_eq!(compiled.root_of(Path::new("/w/ro/rw/a")), Some(Path::new("/w/ro/rw")));
-        assert_eq!(compiled.root_of(Path::new("/usr")), Some(Path::new("/")));
+        assert_eq!(root_of(&compiled, "/w/ro/rw/a"), ["/w/ro/rw"]);
+        assert_eq!(root_of(&compiled, "/usr"), ["/"]);
     }
 
     #[test]
@@ -590,7 +357,7 @@ mod tests {
             ],
         );
         // The worker must see that it came to be.
-        assert_eq!(compiled.root_of(Path::new("/q/a")), Some(Path::new("/q")));
+        assert_eq!(root_of(&compiled, "/q/a"), ["/q"]);
         let refused = Compiled::new(&policy, |_| Resolved::Refused("is no good".to_owned()));
         assert_eq!(refused.unwrap_err().to_string(), "policy path `/q`: is no good");
     }
@@ -635,6 +402,43 @@ mod tests {
         })
         .unwrap();
         check(&compiled, &[("/b/ws/.git", Verdict::Protected), ("/a/ws/.git", Verdict::Protected), ("/a/ws/x", Verdict::Write)]);
+    }
+
+    #[test]
+    fn the_least_of_two_sets_counts() {
+        let own = policy(&[("/", Read), ("/w", Write), ("/x", Write), ("/w/no", Deny)], &[("/w", "*.env")]);
+        let ceiling = policy(&[("/", Read), ("/w", Write), ("/w/a/.git", Read), ("/etc/shadow", Deny), ("/w/ro", Read)], &[]);
+        let compiled = compile(&own.bounded_by(&ceiling).unwrap());
+        check(
+            &compiled,
+            &[
+                ("/usr", Verdict::Read),
+                ("/w/a", Verdict::Write),
+                ("/w/no", Verdict::Denied),
+                ("/w/b.env", Verdict::Denied),
+                ("/w/.git", Verdict::Protected),
+                ("/w/a/.git", Verdict::Protected),
+                ("/w/ro/x", Verdict::Protected),
+                // Writable below one only, its protected names are not special.
+                ("/x/a", Verdict::Read),
+                ("/x/.git", Verdict::Read),
+                ("/etc/shadow", Verdict::Denied),
+            ],
+        );
+        assert_eq!(root_of(&compiled, "/w/a"), ["/w", "/w"]);
+        assert_eq!(root_of(&compiled, "/x/a"), ["/x", "/"]);
+        let places: Vec<_> = compiled.places().iter().map(|place| place.path.to_str().unwrap()).collect();
+        let names = ["/w", "/w/.agents", "/w/.aws", "/w/.codex", "/w/.git", "/w/a/.git", "/w/no", "/w/ro"];
+        assert_eq!(places, [&["/", "/etc/shadow"], &names[..]].concat());
+        assert!(compiled.has_narrower_below(Path::new("/w/a")));
+    }
+
+    #[test]
+    fn what_one_set_does_not_lead_to_is_not_visible() {
+        let compiled = compile(&policy(&[("/a/b", Read)], &[]).bounded_by(&policy(&[("/a/c", Read)], &[])).unwrap());
+        for (path, expect) in [("/a", true), ("/a/b", false), ("/a/c", false)] {
+            assert_eq!(compiled.is_visible(Path::new(path)), expect, "{path}");
+        }
     }
 
     #[test]
@@ -698,7 +502,46 @@ mod tests {
         compiled.verdict(Path::new(path)).rank()
     }
 
+    fn any_policy() -> impl Strategy<Value = Policy> {
+        (prop::collection::vec(any_entry(), 0..8), any_globs(), any::<bool>(), 0..4_u8).prop_map(|(entries, globs, on, kind)| {
+            let files = if kind == 0 { Files::Unrestricted } else { of(&entries, &globs).files };
+            Policy { files, network: if on { Network::Enabled } else { Network::Restricted } }
+        })
+    }
+
     proptest! {
+        #[test]
+        fn a_bounded_policy_allows_what_both_allow(
+            own in any_policy(), ceiling in any_policy(), paths in prop::collection::vec(any_path(), 1..20),
+        ) {
+            let both = own.clone().bounded_by(&ceiling).unwrap();
+            prop_assert_eq!(
+                both.network == Network::Enabled, own.network == Network::Enabled && ceiling.network == Network::Enabled
+            );
+            let (both, own, ceiling) = (compile(&both), compile(&own), compile(&ceiling));
+            for path in &paths {
+                prop_assert_eq!(rank(&both, path), rank(&own, path).min(rank(&ceiling, path)), "{}", path);
+            }
+        }
+
+        #[test]
+        fn places_say_what_the_tables_say(
+            own in any_policy(), ceiling in any_policy(), paths in prop::collection::vec(any_path(), 1..20),
+        ) {
+            let both = own.bounded_by(&ceiling).unwrap();
+            let without_globs = |grants: &Grants| Grants { deny_globs: Vec::new(), ..grants.clone() };
+            let bare = both.files.sets().map(without_globs).map(|grants| Policy {
+                files: Files::Restricted(grants.into()), network: Network::Restricted,
+            });
+            let bare = bare.reduce(|left, right| left.bounded_by(&right).unwrap()).unwrap_or(Policy { files: Files::Unrestricted, ..both });
+            let compiled = compile(&bare);
+            let places = compiled.places();
+            for path in &paths {
+                let nearest = Path::new(path).ancestors().find_map(|above| places.iter().find(|place| place.path == above));
+                prop_assert_eq!(nearest.unwrap().verdict, compiled.verdict(Path::new(path)), "{}", path);
+            }
+        }
+
         #[test]
         fn the_tables_agree_with_the_walker(
             entries in prop::collection::vec(any_entry(), 0..12), globs in any_globs(),
@@ -709,7 +552,7 @@ mod tests {
                 entries.extend((0..1000).map(|nth| (format!("/crowd/{nth}"), Read)));
             }
             let policy = of(&entries, &globs);
-            let Files::Restricted(grants) = &policy.files else { unreachable!() };
+            let grants = policy.files.sets().next().unwrap();
             let compiled = compile(&policy);
             for path in &paths {
                 prop_assert_eq!(compiled.verdict(Path::new(path)), walker(grants, Path::new(path)), "{}", path);

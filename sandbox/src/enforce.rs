@@ -4,7 +4,7 @@
 //! here on each step is one call and one error. A step that fails leaves the process half confined: it must end.
 
 use crate::landlock::{self, MINIMUM_ABI, Who};
-use crate::policy::{Access, Files, Grants, Network, Policy};
+use crate::policy::{Files, Network, Policy};
 use crate::report::{self, Gap};
 use crate::roots::Roots;
 use crate::{limits, seccomp, sys};
@@ -87,7 +87,7 @@ fn tables(policy: &Policy, who: Who) -> Vec<seccomp::Table> {
     let files = match &policy.files {
         // Somebody else confines the files: only the network is ours.
         Files::Unrestricted => Vec::new(),
-        Files::Restricted(grants) if is_read_only(grants) => vec![Table::Process, Table::ReadOnly],
+        files if files.is_read_only() => vec![Table::Process, Table::ReadOnly],
         Files::Restricted(_) => vec![Table::Process],
     };
     let network = match policy.network {
@@ -95,10 +95,6 @@ fn tables(policy: &Policy, who: Who) -> Vec<seccomp::Table> {
         Network::Enabled => Table::NetworkOn,
     };
     files.into_iter().chain([network]).collect()
-}
-
-fn is_read_only(grants: &Grants) -> bool {
-    grants.entries.iter().all(|grant| grant.access != Access::Write)
 }
 
 fn landlock_abi(policy: &Policy) -> Result<u32, EnforceError> {

@@ -3,7 +3,7 @@
 //! Landlock adds up: what is granted on a directory cannot be taken away below it. It does not see stat, chmod, chown, utime
 //! and xattr. [`crate::report::process_gaps`] says what follows from that.
 
-use crate::policy::{Access, Files, Network, Policy};
+use crate::policy::{Access, Files, Grants, Network, Policy};
 use crate::roots::Roots;
 use landlock::{
     ABI, Access as _, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset, RulesetAttr,
@@ -103,11 +103,37 @@ pub(crate) enum LandlockError {
 }
 
 /// Confines this thread, and whatever it starts. Says the ABI that is in force; 0 if the policy needs nothing of it.
+///
+/// Each set of grants is a domain of its own. Domains nest, so that the kernel itself allows only what all of them do.
 pub(crate) fn restrict(policy: &Policy, roots: &Roots, who: Who, abi: u32) -> Result<u32, LandlockError> {
     let rights = Rights::new(policy, who, abi);
     if rights.is_empty() {
         return Ok(0);
     }
+    if policy.files == Files::Unrestricted {
+        enforce(ruleset(rights)?)?;
+    }
+    for (set, grants) in policy.files.sets().enumerate() {
+        let mut ruleset = ruleset(rights)?;
+        for root in roots.all().iter().filter(|root| root.set == set) {
+            let rights = rights.of(root.access);
+            if let (Some((descriptor, _)), false) = (&root.descriptor, rights.is_empty()) {
+                ruleset = grant(ruleset, descriptor, rights)?;
+            }
+        }
+        if needs_devices(grants) && !rights.device.is_empty() {
+            let terminal = (who == Who::Process { tty: true }).then_some(TERMINAL);
+            for device in DEVICES.into_iter().chain(terminal).filter(|device| Path::new(device).exists()) {
+                ruleset = ruleset.add_rule(PathBeneath::new(PathFd::new(device)?, rights.device))?;
+            }
+        }
+        enforce(ruleset)?;
+    }
+    Ok(abi.min(KNOWN_ABI))
+}
+
+/// A ruleset that handles these rights and grants none.
+fn ruleset(rights: Rights) -> Result<RulesetCreated, RulesetError> {
     // A right that the kernel does not know is an error, never left out.
     let mut ruleset = Ruleset::default().set_compatibility(CompatLevel::HardRequirement);
     if !rights.files.is_empty() {
@@ -119,21 +145,12 @@ pub(crate) fn restrict(policy: &Policy, roots: &Roots, who: Who, abi: u32) -> Re
     if !rights.scope.is_empty() {
         ruleset = ruleset.scope(rights.scope)?;
     }
-    let mut ruleset = ruleset.create()?;
-    for root in roots.all() {
-        let rights = rights.of(root.access);
-        if let (Some((descriptor, _)), false) = (&root.descriptor, rights.is_empty()) {
-            ruleset = grant(ruleset, descriptor, rights)?;
-        }
-    }
-    if needs_devices(policy) && !rights.device.is_empty() {
-        let terminal = (who == Who::Process { tty: true }).then_some(TERMINAL);
-        for device in DEVICES.into_iter().chain(terminal).filter(|device| Path::new(device).exists()) {
-            ruleset = ruleset.add_rule(PathBeneath::new(PathFd::new(device)?, rights.device))?;
-        }
-    }
+    ruleset.create()
+}
+
+fn enforce(ruleset: RulesetCreated) -> Result<(), LandlockError> {
     let status = ruleset.restrict_self()?;
-    if status.ruleset == RulesetStatus::FullyEnforced { Ok(abi.min(KNOWN_ABI)) } else { Err(LandlockError::Partial) }
+    if status.ruleset == RulesetStatus::FullyEnforced { Ok(()) } else { Err(LandlockError::Partial) }
 }
 
 fn grant(
@@ -148,12 +165,9 @@ fn grant(
     ruleset.add_rule(PathBeneath::new(descriptor, rights))
 }
 
-/// Whether programs can run at all under the policy, which is where `/dev/null` and its like are expected; and no entry
+/// Whether programs can run at all under these grants, which is where `/dev/null` and its like are expected; and no entry
 /// denies them.
-fn needs_devices(policy: &Policy) -> bool {
-    let Files::Restricted(grants) = &policy.files else {
-        return false;
-    };
+fn needs_devices(grants: &Grants) -> bool {
     let covers = |path: &str, access: Access| {
         grants.entries.iter().any(|grant| grant.access == access && Path::new(path).starts_with(grant.path.as_path()))
     };
@@ -165,12 +179,12 @@ fn needs_devices(policy: &Policy) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::{Grant, Grants};
+    use crate::policy::Grant;
     use portcullis_protocol::path::AbsolutePath;
 
     fn policy(network: Network) -> Policy {
         let entries = vec![Grant { path: AbsolutePath::new("/w").unwrap(), access: Access::Write }];
-        Policy { files: Files::Restricted(Grants::new(entries, Vec::new()).unwrap()), network }
+        Policy { files: Files::Restricted(Grants::new(entries, Vec::new()).unwrap().into()), network }
     }
 
     #[test]

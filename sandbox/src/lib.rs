@@ -21,3 +21,4 @@ pub mod resolve;
 pub mod roots;
 mod seccomp;
 mod sys;
+mod tree;

@@ -31,8 +31,61 @@ pub struct Policy {
 pub enum Files {
     /// Everything that the user may touch.
     Unrestricted,
-    /// What the grants say, and nothing else.
-    Restricted(Grants),
+    /// What every one of the sets grants, and nothing else.
+    Restricted(GrantSets),
+}
+
+impl Files {
+    /// The sets of grants, all of which must allow; none where nothing is restricted.
+    pub fn sets(&self) -> impl Iterator<Item = &Grants> + Clone {
+        let sets = match self {
+            Self::Unrestricted => None,
+            Self::Restricted(sets) => Some(sets.iter()),
+        };
+        sets.into_iter().flatten()
+    }
+
+    /// Whether a set grants no writing, so that nothing at all can be changed.
+    #[must_use]
+    pub fn is_read_only(&self) -> bool {
+        self.sets().any(|grants| grants.entries.iter().all(|grant| grant.access != Access::Write))
+    }
+}
+
+/// Bound of the sets of grants: what was asked for, and the operator's ceiling. Nobody else has a say, and the kernel nests
+/// sixteen domains at most, of which the gateway's own surroundings may have used some.
+pub const MAX_SETS: usize = 2;
+
+/// One set of grants or two, all of which must allow. Sets cannot be merged into one: a link in one may lead into what another
+/// denies, and where it leads is only known once the paths are opened.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GrantSets {
+    first: Grants,
+    ceiling: Option<Grants>,
+}
+
+impl GrantSets {
+    /// All of them: the request's, then the ceiling's.
+    pub fn iter(&self) -> impl Iterator<Item = &Grants> + Clone {
+        [&self.first].into_iter().chain(&self.ceiling)
+    }
+
+    fn bounded_by(self, ceiling: &Self) -> Result<Self, PolicyError> {
+        if self == *ceiling {
+            return Ok(self);
+        }
+        let count = self.iter().chain(ceiling.iter()).count();
+        if count > MAX_SETS {
+            return Err(PolicyError::Bound { what: "sets of grants", count, bound: MAX_SETS });
+        }
+        Ok(Self { first: self.first, ceiling: Some(ceiling.first.clone()) })
+    }
+}
+
+impl From<Grants> for GrantSets {
+    fn from(grants: Grants) -> Self {
+        Self { first: grants, ceiling: None }
+    }
 }
 
 /// Whether sockets may reach beyond the process.
@@ -134,10 +187,25 @@ impl Policy {
         if !rest.is_empty() {
             return Err(PolicyError::Bytes(format!("{} bytes too many", rest.len())));
         }
-        if let Files::Restricted(grants) = &policy.files {
-            grants.check()?;
-        }
+        policy.files.sets().try_for_each(Grants::check)?;
         Ok(policy)
+    }
+
+    /// What both policies allow, and no more.
+    ///
+    /// # Errors
+    /// More than [`MAX_SETS`] sets of grants: one of the two is bounded already.
+    pub fn bounded_by(self, ceiling: &Self) -> Result<Self, PolicyError> {
+        let files = match (self.files, &ceiling.files) {
+            (Files::Restricted(own), Files::Restricted(bound)) => Files::Restricted(own.bounded_by(bound)?),
+            (Files::Unrestricted, bound) => bound.clone(),
+            (own, Files::Unrestricted) => own,
+        };
+        let network = match (self.network, ceiling.network) {
+            (Network::Enabled, Network::Enabled) => Network::Enabled,
+            (Network::Restricted, _) | (_, Network::Restricted) => Network::Restricted,
+        };
+        Ok(Self { files, network })
     }
 
     /// Names the policy: equal hashes mean equal policies.
@@ -238,7 +306,7 @@ mod tests {
     }
 
     fn restricted(grants: Grants) -> Policy {
-        Policy { files: Files::Restricted(grants), network: Network::Restricted }
+        Policy { files: Files::Restricted(grants.into()), network: Network::Restricted }
     }
 
     #[test]
@@ -257,6 +325,23 @@ mod tests {
         let globs = (0..=MAX_GLOBS).map(|nth| DenyGlob { base: base.clone(), pattern: nth.to_string() }).collect();
         let error = Grants::new(Vec::new(), globs).unwrap_err();
         assert_eq!(error.to_string(), "policy with 513 deny globs: the bound is 512");
+    }
+
+    #[test]
+    fn a_bound_takes_and_never_gives() {
+        let own = restricted(Grants::new(vec![grant("/a", Access::Write)], Vec::new()).unwrap());
+        let ceiling = restricted(Grants::new(vec![grant("/b", Access::Read)], Vec::new()).unwrap());
+        let free = Policy { files: Files::Unrestricted, network: Network::Enabled };
+        let both = own.clone().bounded_by(&ceiling).unwrap();
+        assert_eq!(both.files.sets().count(), 2);
+        assert!(both.files.is_read_only() && !own.files.is_read_only());
+        assert_eq!(free.clone().bounded_by(&ceiling).unwrap(), ceiling);
+        assert_eq!(own.clone().bounded_by(&free).unwrap(), own);
+        assert_eq!(free.clone().bounded_by(&free).unwrap(), free);
+        assert_eq!(own.clone().bounded_by(&own).unwrap(), own);
+        assert_eq!(Policy::decode(&both.encode()), Ok(both.clone()));
+        let error = both.bounded_by(&own).unwrap_err();
+        assert_eq!(error.to_string(), "policy with 3 sets of grants: the bound is 2");
     }
 
     #[test]
@@ -283,7 +368,7 @@ mod tests {
             let base = |path: &str| AbsolutePath::new(format!("/{path}")).unwrap();
             let globs = globs.iter().map(|(path, pattern)| DenyGlob { base: base(path), pattern: pattern.clone() }).collect();
             let network = if enabled { Network::Enabled } else { Network::Restricted };
-            let policy = Policy { files: Files::Restricted(Grants::new(entries, globs).unwrap()), network };
+            let policy = Policy { files: Files::Restricted(Grants::new(entries, globs).unwrap().into()), network };
             let bytes = policy.encode();
             prop_assert_eq!(Policy::decode(&bytes), Ok(policy.clone()));
             prop_assert!(Policy::decode(&bytes[..bytes.len() - 1]).is_err());

@@ -1,7 +1,7 @@
 //! What was asked and what can be had: of this machine, and of the layers that this version builds.
 
 use crate::landlock::{MINIMUM_ABI, SCOPES_ABI};
-use crate::policy::{Access, Files, Policy};
+use crate::policy::{Access, Grants, Policy};
 use crate::roots::Roots;
 use crate::sys;
 use std::collections::HashMap;
@@ -104,26 +104,41 @@ pub fn describe(gaps: &[Gap]) -> String {
 /// asks again with real paths, and refuses what it finds then.
 #[must_use]
 pub fn process_gaps(policy: &Policy) -> Vec<Gap> {
-    let Files::Restricted(grants) = &policy.files else {
-        return Vec::new();
-    };
-    let entries: Vec<_> = grants.entries.iter().map(|grant| (grant.path.as_path(), grant.access)).collect();
-    let bases: Vec<_> = grants.deny_globs.iter().map(|glob| glob.base.as_path()).collect();
-    gaps_between(&entries, &bases, sys::landlock_abi().unwrap_or(0))
+    let abi = sys::landlock_abi().unwrap_or(0);
+    gaps_of_sets(policy, |_set, grants| gaps_between(&named(grants), &named_bases(grants), abi))
 }
 
 /// The same, by the real paths of opened roots and by their names.
 pub(crate) fn gaps(policy: &Policy, roots: &Roots, abi: u32) -> Vec<Gap> {
-    let Files::Restricted(grants) = &policy.files else {
-        return Vec::new();
-    };
-    let named = grants.entries.iter().map(|grant| (grant.path.as_path(), grant.access));
-    let real = roots.all().iter().map(|root| (root.real.as_path(), root.access));
-    let real_bases: Vec<PathBuf> = grants.deny_globs.iter().filter_map(|glob| roots.real(&glob.base)).collect();
-    let named_bases = grants.deny_globs.iter().map(|glob| glob.base.as_path());
-    let entries: Vec<_> = named.chain(real).collect();
-    let bases: Vec<_> = named_bases.chain(real_bases.iter().map(PathBuf::as_path)).collect();
-    gaps_between(&entries, &bases, abi)
+    gaps_of_sets(policy, |set, grants| {
+        let real = roots.all().iter().filter(|root| root.set == set).map(|root| (root.real.as_path(), root.access));
+        let real_bases: Vec<PathBuf> = grants.deny_globs.iter().filter_map(|glob| roots.real(&glob.base)).collect();
+        let entries: Vec<_> = named(grants).into_iter().chain(real).collect();
+        let bases: Vec<_> = named_bases(grants).into_iter().chain(real_bases.iter().map(PathBuf::as_path)).collect();
+        gaps_between(&entries, &bases, abi)
+    })
+}
+
+fn named(grants: &Grants) -> Vec<(&Path, Access)> {
+    grants.entries.iter().map(|grant| (grant.path.as_path(), grant.access)).collect()
+}
+
+fn named_bases(grants: &Grants) -> Vec<&Path> {
+    grants.deny_globs.iter().map(|glob| glob.base.as_path()).collect()
+}
+
+/// What is a gap in one set of grants is one in the policy: no other set takes away what this one means to. Only where one of
+/// them grants no writing at all nothing can be changed, whatever the others grant.
+fn gaps_of_sets(policy: &Policy, of_set: impl Fn(usize, &Grants) -> Vec<Gap>) -> Vec<Gap> {
+    let mut gaps: Vec<Gap> = Vec::new();
+    for (set, grants) in policy.files.sets().enumerate() {
+        let new = of_set(set, grants).into_iter().filter(|gap| !gaps.contains(gap)).collect::<Vec<_>>();
+        gaps.extend(new);
+    }
+    if policy.files.is_read_only() {
+        gaps.retain(|gap| !matches!(gap.what, GapKind::MetadataOutside | GapKind::CarveOuts));
+    }
+    gaps
 }
 
 /// Landlock adds up the grants on the way down to a path. So whatever says less than any entry above it is a gap.

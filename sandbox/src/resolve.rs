@@ -97,7 +97,7 @@ fn restricted(entries: &[wire::Entry], places: &Places<'_>) -> Result<Files, Pol
     }
     refuse_lost_narrowing(entries, &grants)?;
     let grants = Grants::new(grants, globs)?;
-    Ok(if is_everything(&grants) { Files::Unrestricted } else { Files::Restricted(grants) })
+    Ok(if is_everything(&grants) { Files::Unrestricted } else { Files::Restricted(grants.into()) })
 }
 
 /// An entry for reading whose kind nobody knows grants nothing. Where something is writable it may have been meant to take
@@ -274,7 +274,7 @@ mod tests {
 
     fn show(policy: Option<&Policy>) -> String {
         let Some(policy) = policy else { return "none".to_owned() };
-        let Files::Restricted(grants) = &policy.files else {
+        let Some(grants) = policy.files.sets().next() else {
             return format!("unrestricted {:?}", policy.network);
         };
         let entries = grants.entries.iter().map(|grant| format!("{:?}:{}", grant.access, grant.path));

@@ -2,7 +2,7 @@
 
 use crate::compiled::Resolved;
 use crate::enforce::EnforceError;
-use crate::policy::{Access, Files, Grants, Policy};
+use crate::policy::{Access, Grants, Policy};
 use portcullis_protocol::path::AbsolutePath;
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
@@ -39,6 +39,8 @@ pub struct Root {
     pub real: PathBuf,
     /// What the entry gives.
     pub access: Access,
+    /// The set of grants that it belongs to: its place in [`crate::policy::Files::sets`].
+    pub set: usize,
     /// Opened with `O_PATH`, and what it was then; none if it is missing or denied.
     pub descriptor: Option<(OwnedFd, Identity)>,
 }
@@ -59,29 +61,44 @@ impl Roots {
     /// A writable root is a link; the system refuses for another reason than that a path is missing or out of reach.
     pub fn open(policy: &Policy) -> Result<Self, EnforceError> {
         let mut roots = Self { all: Vec::new(), resolved: HashMap::new(), raised_limit: None };
-        let Files::Restricted(grants) = &policy.files else {
-            return Ok(roots);
-        };
-        roots.raised_limit = raise_descriptor_limit(grants.entries.len())?;
-        for grant in &grants.entries {
-            let (root, resolved) = open_root(&grant.path, grant.access)?;
-            roots.all.push(root);
-            roots.resolved.insert(grant.path.clone(), resolved);
+        let sets = policy.files.sets();
+        let count = sets.clone().map(|grants| grants.entries.len()).sum();
+        if count > 0 {
+            roots.raised_limit = raise_descriptor_limit(count)?;
         }
-        roots.refuse_steered(grants)?;
-        for glob in &grants.deny_globs {
-            if !roots.resolved.contains_key(&glob.base) {
-                let (_, resolved) = open_root(&glob.base, Access::Deny)?;
-                roots.resolved.insert(glob.base.clone(), resolved);
+        for (set, grants) in sets.enumerate() {
+            for grant in &grants.entries {
+                let (root, resolved) = open_root(&grant.path, grant.access, set)?;
+                roots.all.push(root);
+                roots.remember(&grant.path, resolved)?;
+            }
+            roots.refuse_steered(grants, set)?;
+            for glob in &grants.deny_globs {
+                if !roots.resolved.contains_key(&glob.base) {
+                    let (_, resolved) = open_root(&glob.base, Access::Deny, set)?;
+                    roots.remember(&glob.base, resolved)?;
+                }
             }
         }
         Ok(roots)
     }
 
+    /// A path that two sets name must be one place in both: else what was moved meanwhile would be judged as one thing and
+    /// granted as another.
+    fn remember(&mut self, named: &AbsolutePath, resolved: Resolved) -> Result<(), EnforceError> {
+        match self.resolved.insert(named.clone(), resolved) {
+            Some(before) if before != self.resolved[named] => {
+                Err(EnforceError::Root { path: named.clone(), errno: Errno::STALE.raw_os_error() })
+            }
+            _same_or_new => Ok(()),
+        }
+    }
+
     /// Refuses a writable root whose path leads through a link that lies in another writable root: whoever may write there
     /// could turn the link, and so decide what is writable next time.
-    fn refuse_steered(&self, grants: &Grants) -> Result<(), EnforceError> {
-        let writable: Vec<&Root> = self.all.iter().filter(|root| root.access == Access::Write).collect();
+    fn refuse_steered(&self, grants: &Grants, set: usize) -> Result<(), EnforceError> {
+        let is_writable = |root: &&Root| root.set == set && root.access == Access::Write;
+        let writable: Vec<&Root> = self.all.iter().filter(is_writable).collect();
         for grant in grants.entries.iter().filter(|grant| grant.access == Access::Write) {
             let Some(Resolved::Real { path, links } | Resolved::Missing { path, links }) = self.resolved.get(&grant.path) else {
                 continue;
@@ -108,13 +125,13 @@ impl Roots {
         }
     }
 
-    /// All entries of the policy in its order, granted or denied.
+    /// All entries of all sets of grants in their order, granted or denied.
     #[must_use]
     pub fn all(&self) -> &[Root] {
         &self.all
     }
 
-    /// What stood at the real path of an entry, as [`crate::compiled::Compiled::root_of`] names it; none if nothing did.
+    /// What stood at the real path of an entry, as [`crate::compiled::Compiled::roots_of`] names it; none if nothing did.
     #[must_use]
     pub fn identity(&self, real: &Path) -> Option<Identity> {
         let at_path = self.all.iter().filter(|root| root.real == real);
@@ -122,7 +139,7 @@ impl Roots {
     }
 }
 
-fn open_root(named: &AbsolutePath, access: Access) -> Result<(Root, Resolved), EnforceError> {
+fn open_root(named: &AbsolutePath, access: Access, set: usize) -> Result<(Root, Resolved), EnforceError> {
     let fail = |errno: Errno| EnforceError::Root { path: named.clone(), errno: errno.raw_os_error() };
     for _ in 0..MAX_TRIES {
         let followed = follow(named.as_path()).map_err(fail)?;
@@ -130,8 +147,8 @@ fn open_root(named: &AbsolutePath, access: Access) -> Result<(Root, Resolved), E
         if is_link && access == Access::Write {
             return Err(EnforceError::LinkedRoot { path: named.clone(), real: path });
         }
-        let missing =
-            |path: PathBuf, links| (Root { real: path.clone(), access, descriptor: None }, Resolved::Missing { path, links });
+        let root = |real: &PathBuf, descriptor| Root { real: real.clone(), access, set, descriptor };
+        let missing = |path: PathBuf, links| (root(&path, None), Resolved::Missing { path, links });
         if !exists {
             return Ok(missing(path, links));
         }
@@ -145,7 +162,7 @@ fn open_root(named: &AbsolutePath, access: Access) -> Result<(Root, Resolved), E
                 let stat = rustix::fs::fstat(&descriptor).map_err(fail)?;
                 let identity = Identity { device: stat.st_dev, inode: stat.st_ino };
                 let descriptor = (access != Access::Deny).then_some((descriptor, identity));
-                return Ok((Root { real: path.clone(), access, descriptor }, Resolved::Real { path, links }));
+                return Ok((root(&path, descriptor), Resolved::Real { path, links }));
             }
         }
     }
@@ -230,14 +247,22 @@ fn raise_descriptor_limit(roots: usize) -> Result<Option<Rlimit>, EnforceError> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::{Grant, Network};
+    use crate::compiled::{Compiled, Verdict};
+    use crate::policy::{DenyGlob, Files, Grant, Network};
+    use proptest::prelude::*;
     use std::fs;
     use std::os::unix::fs::{MetadataExt, symlink};
 
     fn open(entries: &[(&Path, Access)]) -> Result<Roots, EnforceError> {
+        Roots::open(&policy(entries, &[]))
+    }
+
+    fn policy(entries: &[(&Path, Access)], globs: &[(&Path, &str)]) -> Policy {
         let grant = |(path, access): &(&Path, Access)| Grant { path: AbsolutePath::new(path).unwrap(), access: *access };
-        let grants = Grants::new(entries.iter().map(grant).collect(), Vec::new()).unwrap();
-        Roots::open(&Policy { files: Files::Restricted(grants), network: Network::Restricted })
+        let glob =
+            |(base, pattern): &(&Path, &str)| DenyGlob { base: AbsolutePath::new(base).unwrap(), pattern: (*pattern).to_owned() };
+        let grants = Grants::new(entries.iter().map(grant).collect(), globs.iter().map(glob).collect()).unwrap();
+        Policy { files: Files::Restricted(grants.into()), network: Network::Restricted }
     }
 
     #[test]
@@ -299,5 +324,92 @@ mod tests {
         assert_eq!(named(&link), Resolved::Real { path: top.join("real"), links: vec![link.clone()] });
         assert!(matches!(named(&top), Resolved::Refused(_)));
         assert!(matches!(open(&[(&link, Access::Write)]), Err(EnforceError::LinkedRoot { .. })));
+    }
+
+    fn compile(policy: &Policy) -> Compiled {
+        let roots = Roots::open(policy).unwrap();
+        Compiled::new(policy, |path| roots.resolve(path)).unwrap()
+    }
+
+    #[test]
+    fn a_link_in_one_set_leads_to_nothing_that_the_other_denies() {
+        let directory = tempfile::tempdir().unwrap();
+        let top = directory.path().canonicalize().unwrap();
+        let (secret, open, link) = (top.join("secret"), top.join("open"), top.join("open/link"));
+        fs::create_dir_all(secret.join("sub")).unwrap();
+        fs::create_dir(&open).unwrap();
+        symlink("../secret", &link).unwrap();
+        let own = policy(&[(&link, Access::Read), (&open, Access::Read)], &[]);
+        let denying = policy(&[(&top, Access::Write), (&secret, Access::Deny)], &[]);
+        let matching = policy(&[(&top, Access::Write)], &[(&top, "s*t")]);
+        let unlisted = policy(&[(&open, Access::Write)], &[]);
+        // The control: the link leads there, and by itself grants it.
+        assert_eq!(compile(&own).verdict(&secret.join("sub")), Verdict::Read);
+        for (ceiling, expect) in [(denying, Verdict::Denied), (matching, Verdict::Denied), (unlisted, Verdict::Unlisted)] {
+            let both = compile(&own.clone().bounded_by(&ceiling).unwrap());
+            assert_eq!(both.verdict(&secret.join("sub")), expect);
+            assert_eq!(both.verdict(&open.join("other")), Verdict::Read);
+        }
+    }
+
+    #[test]
+    fn a_path_in_both_sets_must_be_one_place() {
+        let mut roots = Roots { all: Vec::new(), resolved: HashMap::new(), raised_limit: None };
+        let named = AbsolutePath::new("/a").unwrap();
+        roots.remember(&named, Resolved::same(&named)).unwrap();
+        roots.remember(&named, Resolved::same(&named)).unwrap();
+        let elsewhere = Resolved::Real { path: "/b".into(), links: vec!["/a".into()] };
+        assert!(matches!(roots.remember(&named, elsewhere), Err(EnforceError::Root { .. })));
+    }
+
+    const NAMES: [&str; 5] = ["a", "b", "c", ".git", "x.env"];
+
+    fn any_path() -> impl Strategy<Value = PathBuf> {
+        prop::collection::vec(prop::sample::select(NAMES.to_vec()), 0..4).prop_map(|names| names.iter().collect())
+    }
+
+    /// Entries and globs.
+    type Said = (Vec<(PathBuf, Access)>, Vec<(PathBuf, &'static str)>);
+
+    fn anything_said() -> impl Strategy<Value = Said> {
+        let access = prop::sample::select(vec![Access::Read, Access::Write, Access::Deny]);
+        let pattern = prop::sample::select(vec!["*.env", "**/b", "a/*"]);
+        (prop::collection::vec((any_path(), access), 0..6), prop::collection::vec((any_path(), pattern), 0..2))
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(400))]
+        /// Directories, files and links made at random, and two policies whose paths lead through them.
+        #[test]
+        fn whatever_the_links_the_ceiling_holds(
+            directories in prop::collection::vec(any_path(), 0..5), links in prop::collection::vec((any_path(), any_path()), 0..4),
+            own in anything_said(), ceiling in anything_said(), paths in prop::collection::vec(any_path(), 1..20),
+        ) {
+            let directory = tempfile::tempdir().unwrap();
+            let top = directory.path().canonicalize().unwrap();
+            // What is in the way of another is left out.
+            directories.iter().for_each(|path| drop(fs::create_dir_all(top.join(path))));
+            links.iter().for_each(|(link, target)| drop(symlink(top.join(target), top.join(link))));
+            let at_top = |said: &Said| {
+                let entries: Vec<_> = said.0.iter().map(|(path, access)| (top.join(path), *access)).collect();
+                let globs: Vec<_> = said.1.iter().map(|(base, pattern)| (top.join(base), *pattern)).collect();
+                policy(
+                    &entries.iter().map(|(path, access)| (path.as_path(), *access)).collect::<Vec<_>>(),
+                    &globs.iter().map(|(base, pattern)| (base.as_path(), *pattern)).collect::<Vec<_>>(),
+                )
+            };
+            let (own, ceiling) = (at_top(&own), at_top(&ceiling));
+            let both = own.clone().bounded_by(&ceiling).unwrap();
+            if Roots::open(&own).is_err() || Roots::open(&ceiling).is_err() {
+                prop_assert!(Roots::open(&both).is_err());
+                return Ok(());
+            }
+            let (both, own, ceiling) = (compile(&both), compile(&own), compile(&ceiling));
+            for path in &paths {
+                let real = follow(&top.join(path)).unwrap().path;
+                let rank = |compiled: &Compiled| compiled.verdict(&real).rank();
+                prop_assert_eq!(rank(&both), rank(&own).min(rank(&ceiling)), "{}", real.display());
+            }
+        }
     }
 }

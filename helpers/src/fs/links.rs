@@ -8,7 +8,7 @@ use super::trace::{Ending, Last, trace};
 use portcullis_protocol::helper::FsError;
 use portcullis_protocol::path::AbsolutePath;
 use portcullis_sandbox::compiled::Resolved;
-use portcullis_sandbox::policy::{Grants, PolicyError};
+use portcullis_sandbox::policy::{Policy, PolicyError};
 use portcullis_sandbox::roots::Roots;
 use rustix::fs::{AtFlags, CWD, readlinkat, statat};
 use rustix::io::Errno;
@@ -35,10 +35,11 @@ impl Links {
     ///
     /// # Errors
     /// More places than the bound.
-    pub(super) fn new(grants: &Grants, roots: &Roots, is_own: impl Fn(&Path) -> bool) -> Result<Self, PolicyError> {
+    pub(super) fn new(policy: &Policy, roots: &Roots, is_own: impl Fn(&Path) -> bool) -> Result<Self, PolicyError> {
         let mut links = Self { places: HashMap::new(), moved: false };
-        let entries = grants.entries.iter().map(|grant| &grant.path);
-        for named in entries.chain(grants.deny_globs.iter().map(|glob| &glob.base)) {
+        let entries = policy.files.sets().flat_map(|grants| &grants.entries).map(|grant| &grant.path);
+        let globs = policy.files.sets().flat_map(|grants| &grants.deny_globs);
+        for named in entries.chain(globs.map(|glob| &glob.base)) {
             links.add(named, roots.resolve(named), &is_own);
         }
         let count = links.places.len();

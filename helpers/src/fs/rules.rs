@@ -7,7 +7,7 @@ use super::{denied, os};
 use portcullis_protocol::helper::FsError;
 use portcullis_protocol::path::AbsolutePath;
 use portcullis_sandbox::compiled::{Compiled, Verdict};
-use portcullis_sandbox::policy::{Access, Files, Grants, Policy, PolicyError};
+use portcullis_sandbox::policy::{Access, Files, Policy, PolicyError};
 use portcullis_sandbox::roots::{Identity, Roots};
 use rustix::fs::{AtFlags, CWD, OFlags, Stat, fstat, fstatfs, statat};
 use rustix::io::Errno;
@@ -48,18 +48,18 @@ pub(super) struct Rules {
 impl Rules {
     /// None if the policy restricts no files.
     pub(super) fn new(policy: &Policy, roots: Roots) -> Result<Option<Self>, PolicyError> {
-        let Files::Restricted(grants) = &policy.files else {
+        if policy.files == Files::Unrestricted {
             return Ok(None);
-        };
+        }
         let compiled = Compiled::new(policy, |path| roots.resolve(path))?;
-        let leads = leads(grants, &roots);
+        let leads = leads(policy, &roots);
         let mut identities: HashMap<PathBuf, Option<Identity>> = HashMap::new();
         for root in roots.all() {
             let opened = root.descriptor.as_ref().map(|(_, identity)| *identity);
             let known = identities.entry(root.real.clone()).or_default();
             *known = known.or(opened);
         }
-        let links = Links::new(grants, &roots, is_own_process)?;
+        let links = Links::new(policy, &roots, is_own_process)?;
         Ok(Some(Self { compiled, identities, roots, leads, links, proc_device: proc_device() }))
     }
 
@@ -118,7 +118,7 @@ impl Rules {
 
     /// Whether a path exists for the client.
     pub(super) fn is_visible(&self, real: &Path) -> bool {
-        self.compiled.verdict(real) != Verdict::Denied && (self.compiled.is_visible(real) || self.leads.contains_key(real))
+        self.compiled.verdict(real) != Verdict::Denied && self.compiled.is_visible(real)
     }
 
     /// For a tree in which something may be less than writable: what to ask of the names in it.
@@ -128,7 +128,7 @@ impl Rules {
         Ok(narrower.then_some(Narrower { rules: self, pointers }))
     }
 
-    /// The names that may be seen in a directory that no entry covers; none if one does, and it is to be read.
+    /// The names that the policy knows in a directory that no entry covers, of which the visible ones may be seen; none if one does, and it is to be read.
     pub(super) fn known_names<'a>(&'a self, real: &Path) -> Option<impl Iterator<Item = &'a OsStr> + use<'a>> {
         if self.compiled.verdict(real) != Verdict::Unlisted {
             return None;
@@ -136,11 +136,12 @@ impl Rules {
         Some(self.leads.get(real).into_iter().flatten().map(OsString::as_os_str))
     }
 
-    /// That the root which decides over `real` is the one that the kernel was told of.
+    /// That the roots which decide over `real` are those that the kernel was told of.
     pub(super) fn check_root(&self, real: &Path) -> Result<(), FsError> {
-        let Some(root) = self.compiled.root_of(real).filter(|root| *root != Path::new("/")) else {
-            return Ok(());
-        };
+        self.compiled.roots_of(real).filter(|root| *root != Path::new("/")).try_for_each(|root| self.check_identity(root))
+    }
+
+    fn check_identity(&self, root: &Path) -> Result<(), FsError> {
         let now = match statat(CWD, root, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => Some(Identity { device: stat.st_dev, inode: stat.st_ino }),
             // Out of reach is as good as missing, as it was when the roots were opened.
@@ -179,8 +180,9 @@ impl Narrower<'_> {
 }
 
 /// For each directory above a grant, the names in it that lead there, both by the path of the entry and by its real path.
-fn leads(grants: &Grants, roots: &Roots) -> BTreeMap<PathBuf, BTreeSet<OsString>> {
-    let granted = grants.entries.iter().filter(|grant| grant.access != Access::Deny).map(|grant| &grant.path);
+fn leads(policy: &Policy, roots: &Roots) -> BTreeMap<PathBuf, BTreeSet<OsString>> {
+    let entries = policy.files.sets().flat_map(|grants| &grants.entries);
+    let granted = entries.filter(|grant| grant.access != Access::Deny).map(|grant| &grant.path);
     let mut leads: BTreeMap<PathBuf, BTreeSet<OsString>> = BTreeMap::new();
     let mut add = |path: &Path| {
         for step in path.ancestors() {

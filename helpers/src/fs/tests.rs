@@ -89,5 +89,5 @@ pub(super) fn policy(entries: &[(&Path, &str)], deny_globs: &[DenyGlob]) -> Poli
         })
         .collect();
     entries.sort_by(|left, right| left.path.cmp(&right.path));
-    Policy { files: Files::Restricted(Grants { entries, deny_globs: deny_globs.to_vec() }), network: Network::Restricted }
+    Policy { files: Files::Restricted(Grants { entries, deny_globs: deny_globs.to_vec() }.into()), network: Network::Restricted }
 }

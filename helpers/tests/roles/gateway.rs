@@ -244,7 +244,7 @@ pub(crate) fn shell(script: &str) -> Command {
 pub(crate) fn policy(entries: &[(&Path, Access)]) -> Policy {
     let entries = entries.iter().map(|(path, access)| Grant { path: AbsolutePath::new(path).unwrap(), access: *access });
     let grants = Grants::new(entries.collect(), Vec::new()).unwrap();
-    Policy { files: Files::Restricted(grants), network: Network::Restricted }
+    Policy { files: Files::Restricted(grants.into()), network: Network::Restricted }
 }
 
 pub(crate) fn pipe() -> (OwnedFd, OwnedFd) {

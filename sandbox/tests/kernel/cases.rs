@@ -23,6 +23,7 @@ const CASES: &[(&str, fn())] = &[
     ("others_are_out_of_reach", others_are_out_of_reach),
     ("a_worker_does_nothing_but_files", a_worker_does_nothing_but_files),
     ("only_what_is_granted_can_be_read", only_what_is_granted_can_be_read),
+    ("two_sets_of_grants_are_intersected", two_sets_of_grants_are_intersected),
     ("gaps_are_refused_unless_waived", gaps_are_refused_unless_waived),
     ("a_linked_writable_root_is_refused", a_linked_writable_root_is_refused),
     ("a_missing_root_grants_nothing", a_missing_root_grants_nothing),
@@ -113,7 +114,7 @@ fn start(args: &[&str]) -> String {
 
 fn policy(entries: &[(&Path, Access)], network: Network) -> Policy {
     let grant = |(path, access): &(&Path, Access)| Grant { path: AbsolutePath::new(path).unwrap(), access: *access };
-    Policy { files: Files::Restricted(Grants::new(entries.iter().map(grant).collect(), Vec::new()).unwrap()), network }
+    Policy { files: Files::Restricted(Grants::new(entries.iter().map(grant).collect(), Vec::new()).unwrap().into()), network }
 }
 
 fn read_only(network: Network) -> Policy {
@@ -309,6 +310,31 @@ fn only_what_is_granted_can_be_read() {
     places.check("process", &policy, "write", "/dev/null", "ok");
 }
 
+fn two_sets_of_grants_are_intersected() {
+    let places = Places::new();
+    let root = Path::new("/");
+    let own =
+        policy(&[(root, Access::Read), (&places.workspace, Access::Write), (&places.outside, Access::Write)], Network::Enabled);
+    let ceiling = workspace_write(&places);
+    let both = own.clone().bounded_by(&ceiling).unwrap();
+    let abi = report::machine().landlock_abi;
+    let report = format!("{abi} process,network-off [metadata-outside,carve-outs]");
+    places.check("waived", &both, "report", "", &report);
+    for (who, policy, expect) in
+        [("waived", &both, "EACCES"), ("worker", &both, "EACCES"), ("waived", &own, "ok"), ("worker", &own, "ok")]
+    {
+        for act in ["write", "truncate"] {
+            places.check(who, policy, act, target(act, &places.outside), expect);
+        }
+        places.check(who, policy, "write", places.workspace.join("file"), "ok");
+    }
+    // Where one set grants no writing nothing can be changed, and nothing needs to be waived.
+    let read_only = own.bounded_by(&read_only(Network::Restricted)).unwrap();
+    places.check("process", &read_only, "report", "", &format!("{abi} process,read-only,network-off []"));
+    places.check("process", &read_only, "write", places.workspace.join("file"), "EACCES");
+    places.check("process", &read_only, "chmod", places.workspace.join("file"), "EROFS");
+}
+
 fn gaps_are_refused_unless_waived() {
     let places = Places::new();
     let write = workspace_write(&places);
@@ -318,9 +344,10 @@ fn gaps_are_refused_unless_waived() {
     assert!(waived.ends_with("process,network-off [metadata-outside,carve-outs]"), "{waived}");
 
     let deny = policy(&[(Path::new("/"), Access::Read), (&places.outside, Access::Deny)], Network::Restricted);
-    let Files::Restricted(grants) = read_only(Network::Restricted).files else { panic!() };
+    let grants = read_only(Network::Restricted).files.sets().next().unwrap().clone();
     let glob = DenyGlob { base: AbsolutePath::new(&places.workspace).unwrap(), pattern: "*.env".to_owned() };
-    let glob = Policy { files: Files::Restricted(Grants { deny_globs: vec![glob], ..grants }), network: Network::Restricted };
+    let glob =
+        Policy { files: Files::Restricted(Grants { deny_globs: vec![glob], ..grants }.into()), network: Network::Restricted };
     // The deny entry lies below a grant only when links are followed.
     let link = places.directory.path().canonicalize().unwrap().join("link");
     std::os::unix::fs::symlink(&places.workspace, &link).unwrap();

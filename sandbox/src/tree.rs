@@ -1,0 +1,296 @@
+//! One set of grants as a tree of the names in its paths. The set's own rules live here; [`crate::compiled`] asks several trees.
+
+use crate::compiled::{Resolved, Verdict};
+use crate::glob::Globs;
+use crate::policy::{Access, DenyGlob, Grants, PROTECTED_NAMES, PolicyError};
+use portcullis_protocol::path::AbsolutePath;
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+
+/// A set of grants in a lookup table.
+#[derive(Debug)]
+pub(crate) struct Tree {
+    /// By the components of the entries' real paths; the first node is the root of the file system.
+    nodes: Vec<Node>,
+}
+
+#[derive(Debug)]
+struct Node {
+    path: PathBuf,
+    children: HashMap<OsString, usize>,
+    said: Option<Said>,
+    /// The real path of an entry, whether or not it exists.
+    is_entry: bool,
+    /// It leads to an entry and must be seen to be followed: a link on the way, and the entry's own name.
+    is_waypoint: bool,
+    /// Deny globs that start here, relative to here.
+    globs: Option<Globs>,
+    /// Something at or below grants, or is a waypoint.
+    leads_on: bool,
+    /// The least rank of the nodes strictly below.
+    least_below: u8,
+}
+
+/// What an entry says at its node. The greater wins where several fall on one node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Said {
+    /// Takes writing away and gives nothing: protected names, entries for reading that are missing or a link's own place.
+    Narrow,
+    Read,
+    Write,
+    Deny,
+}
+
+impl Said {
+    /// The verdict below a node, given the verdict above it.
+    fn below(said: Option<Self>, above: Verdict) -> Verdict {
+        match said {
+            None => above,
+            Some(Self::Write) => Verdict::Write,
+            Some(Self::Deny) => Verdict::Denied,
+            Some(Self::Read) if above == Verdict::Write || above == Verdict::Protected => Verdict::Protected,
+            Some(Self::Read) => Verdict::Read,
+            Some(Self::Narrow) if above == Verdict::Write => Verdict::Protected,
+            Some(Self::Narrow) => above,
+        }
+    }
+}
+
+impl Tree {
+    pub(crate) fn new(grants: &Grants, resolve: &mut impl FnMut(&AbsolutePath) -> Resolved) -> Result<Self, PolicyError> {
+        let mut tree = Self { nodes: vec![Node::new(PathBuf::from("/"))] };
+        tree.insert_all(grants, resolve)?;
+        tree.summarise();
+        Ok(tree)
+    }
+
+    /// All is writable.
+    pub(crate) fn everything() -> Self {
+        let mut tree = Self { nodes: vec![Node::new(PathBuf::from("/"))] };
+        tree.nodes[0].say(Said::Write);
+        tree.summarise();
+        tree
+    }
+
+    fn insert_all(&mut self, grants: &Grants, resolve: &mut impl FnMut(&AbsolutePath) -> Resolved) -> Result<(), PolicyError> {
+        let mut writable = Vec::new();
+        for entry in &grants.entries {
+            self.insert(&entry.path, entry.access, resolve(&entry.path), &mut writable)?;
+        }
+        // Of a missing entry too: whoever may write above it may make it, and its protected names with it.
+        for at in writable {
+            for name in PROTECTED_NAMES {
+                let protected = self.child(at, OsStr::new(name));
+                self.nodes[protected].say(Said::Narrow);
+            }
+        }
+        let mut by_base: BTreeMap<&AbsolutePath, Vec<&DenyGlob>> = BTreeMap::new();
+        for glob in &grants.deny_globs {
+            by_base.entry(&glob.base).or_default().push(glob);
+        }
+        let mut by_real: BTreeMap<PathBuf, Vec<&DenyGlob>> = BTreeMap::new();
+        for (base, globs) in by_base {
+            let (path, _exists, _links) = usable(base, resolve(base))?;
+            // Also where it stands by name: the link that leads elsewhere now may become a directory.
+            if path != base.as_path() {
+                by_real.entry(base.as_path().to_owned()).or_default().extend(&globs);
+            }
+            by_real.entry(path).or_default().extend(globs);
+        }
+        for (base, globs) in by_real {
+            let at = self.node(&base);
+            self.nodes[at].globs = Some(Globs::new(&globs)?);
+        }
+        Ok(())
+    }
+
+    /// Places of an entry for writing, whatever stands there, are added to `writable`.
+    fn insert(
+        &mut self,
+        named: &AbsolutePath,
+        access: Access,
+        resolved: Resolved,
+        writable: &mut Vec<usize>,
+    ) -> Result<(), PolicyError> {
+        let (path, exists, links) = usable(named, resolved)?;
+        let at = self.node(&path);
+        self.nodes[at].is_entry = true;
+        if access == Access::Write {
+            writable.push(at);
+        }
+        match (access, exists) {
+            (Access::Deny, _) => self.nodes[at].say(Said::Deny),
+            (Access::Read, true) => self.nodes[at].say(Said::Read),
+            (Access::Write, true) => self.nodes[at].say(Said::Write),
+            (Access::Read, false) => self.nodes[at].say(Said::Narrow),
+            // What does not exist is not writable once it does: whoever made it was not asked whether it is a link.
+            (Access::Write, false) => {}
+        }
+        let own_name = (access != Access::Deny).then_some([path.as_path(), named.as_path()]);
+        for place in links.iter().map(PathBuf::as_path).chain(own_name.into_iter().flatten()) {
+            let at = self.node(place);
+            self.nodes[at].is_waypoint = true;
+        }
+        // The entry also covers its own name, as written and where its parents really are, whatever stands there later.
+        let name = named.as_path().file_name();
+        let own_places = links.iter().map(PathBuf::as_path).filter(|link| link.file_name() == name);
+        for place in own_places.chain([named.as_path()]).filter(|place| *place != path) {
+            let at = self.node(place);
+            match access {
+                Access::Deny => self.nodes[at].say(Said::Deny),
+                Access::Read => self.nodes[at].say(Said::Narrow),
+                Access::Write => writable.push(at),
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn verdict(&self, real: &Path) -> Verdict {
+        let walk = self.walk(real);
+        if walk.glob_denies { Verdict::Denied } else { walk.verdict }
+    }
+
+    /// The same without globs.
+    pub(crate) fn verdict_of_entries(&self, real: &Path) -> Verdict {
+        self.walk(real).verdict
+    }
+
+    pub(crate) fn is_visible(&self, real: &Path) -> bool {
+        let walk = self.walk(real);
+        !walk.glob_denies
+            && (matches!(walk.verdict, Verdict::Write | Verdict::Read | Verdict::Protected)
+                || walk.node.is_some_and(|at| self.nodes[at].leads_on))
+    }
+
+    pub(crate) fn has_narrower_below(&self, real: &Path) -> bool {
+        let walk = self.walk(real);
+        walk.below_glob_base || walk.node.is_some_and(|at| self.nodes[at].least_below < walk.verdict.rank())
+    }
+
+    pub(crate) fn root_of(&self, real: &Path) -> Option<&Path> {
+        self.walk(real).entry.map(|at| self.nodes[at].path.as_path())
+    }
+
+    /// Every path that an entry, a protected name or a glob speaks of, and those above.
+    pub(crate) fn paths(&self) -> impl Iterator<Item = &Path> {
+        self.nodes.iter().map(|node| node.path.as_path())
+    }
+
+    fn walk(&self, real: &Path) -> Walk {
+        let names: Vec<&OsStr> = real.iter().skip(1).collect();
+        let root = &self.nodes[0];
+        let mut walk = Walk {
+            verdict: Said::below(root.said, Verdict::Unlisted),
+            node: Some(0),
+            entry: root.is_entry.then_some(0),
+            glob_denies: false,
+            below_glob_base: root.globs.is_some(),
+        };
+        walk.glob_denies = root.globs.as_ref().is_some_and(|globs| globs.match_ancestor(&names));
+        for (depth, name) in names.iter().enumerate() {
+            let Some(at) = walk.node.and_then(|at| self.nodes[at].children.get(*name)).copied() else {
+                walk.node = None;
+                break;
+            };
+            let node = &self.nodes[at];
+            walk.node = Some(at);
+            walk.verdict = Said::below(node.said, walk.verdict);
+            if node.is_entry {
+                walk.entry = Some(at);
+            }
+            if let Some(globs) = &node.globs {
+                walk.below_glob_base = true;
+                walk.glob_denies |= globs.match_ancestor(&names[depth + 1..]);
+            }
+        }
+        walk
+    }
+
+    fn node(&mut self, path: &Path) -> usize {
+        path.iter().skip(1).fold(0, |at, name| self.child(at, name))
+    }
+
+    fn child(&mut self, parent: usize, name: &OsStr) -> usize {
+        if let Some(at) = self.nodes[parent].children.get(name) {
+            return *at;
+        }
+        let at = self.nodes.len();
+        let path = self.nodes[parent].path.join(name);
+        self.nodes[parent].children.insert(name.to_owned(), at);
+        self.nodes.push(Node::new(path));
+        at
+    }
+
+    /// Fills in what depends on the nodes below. Children come after their parents in the list, so that no recursion is
+    /// needed: paths may be as deep as a path is long.
+    fn summarise(&mut self) {
+        let mut verdicts = vec![Said::below(self.nodes[0].said, Verdict::Unlisted); self.nodes.len()];
+        for at in 0..self.nodes.len() {
+            for child in self.nodes[at].children.values() {
+                verdicts[*child] = Said::below(self.nodes[*child].said, verdicts[at]);
+            }
+        }
+        for at in (0..self.nodes.len()).rev() {
+            let node = &self.nodes[at];
+            let children = || node.children.values().map(|child| (&self.nodes[*child], verdicts[*child]));
+            let grants = matches!(node.said, Some(Said::Read | Said::Write));
+            let leads_on = grants || node.is_waypoint || children().any(|(child, _)| child.leads_on);
+            let own_globs = node.globs.as_ref().map(|_| Verdict::Denied.rank());
+            let least_below = children()
+                .map(|(child, verdict)| child.least_below.min(verdict.rank()))
+                .chain(own_globs)
+                .min()
+                .unwrap_or(u8::MAX);
+            let node = &mut self.nodes[at];
+            node.leads_on = leads_on;
+            node.least_below = least_below;
+        }
+    }
+}
+
+/// What was found on the way down to a path.
+struct Walk {
+    /// By entries alone.
+    verdict: Verdict,
+    /// The path's own node, if it has one.
+    node: Option<usize>,
+    /// The deepest entry on the way.
+    entry: Option<usize>,
+    /// A glob matches the path or one of its ancestors.
+    glob_denies: bool,
+    /// A glob starts at the path or at one of its ancestors.
+    below_glob_base: bool,
+}
+
+impl Node {
+    fn new(path: PathBuf) -> Self {
+        Self {
+            path,
+            children: HashMap::new(),
+            said: None,
+            is_entry: false,
+            is_waypoint: false,
+            globs: None,
+            leads_on: false,
+            least_below: u8::MAX,
+        }
+    }
+
+    fn say(&mut self, said: Said) {
+        self.said = self.said.max(Some(said));
+    }
+}
+
+fn usable(named: &AbsolutePath, resolved: Resolved) -> Result<(PathBuf, bool, Vec<PathBuf>), PolicyError> {
+    let (path, exists, links) = match resolved {
+        Resolved::Real { path, links } => (path, true, links),
+        Resolved::Missing { path, links } => (path, false, links),
+        Resolved::Refused(problem) => return Err(PolicyError::Refused { path: named.clone(), problem }),
+    };
+    if path.is_absolute() {
+        Ok((path, exists, links))
+    } else {
+        Err(PolicyError::Refused { path: named.clone(), problem: format!("resolves to the relative `{}`", path.display()) })
+    }
+}
