@@ -37,6 +37,13 @@ pub(crate) struct Serve {
     /// protected names there, nor from chmod, chown, utime and xattr outside.
     #[arg(long)]
     pub(crate) allow_unprotected_metadata: bool,
+    /// What no request may exceed, and what a request without a sandbox gets: read-only, workspace-write,
+    /// workspace-write-network, full-access, or a policy file (*.toml). Without it clients decide.
+    #[arg(long, value_name = "NAME|FILE")]
+    pub(crate) policy: Option<String>,
+    /// A directory that is the workspace of --policy; may be repeated.
+    #[arg(long, value_name = "DIR", requires = "policy")]
+    pub(crate) workspace: Vec<PathBuf>,
 }
 
 #[derive(Debug, Args)]

@@ -1,6 +1,6 @@
 //! `portcullis doctor`: what this kernel offers, and what each named policy would get.
 
-use portcullis::protocol::path::{AbsolutePath, WirePath};
+use portcullis::protocol::path::AbsolutePath;
 use portcullis::sandbox::file;
 use portcullis::sandbox::policy::{Files, Network, Policy};
 use portcullis::sandbox::report::{self, MachineReport};
@@ -21,9 +21,7 @@ pub(crate) fn print(out: &mut impl Write) -> io::Result<()> {
     for name in file::BUILTIN {
         let known = file::builtin(name).expect("Invariant: every name in BUILTIN has its file");
         writeln!(out, "\npolicy {name}: {}", known.description)?;
-        let mut sandbox = known.sandbox;
-        sandbox.cwd = Some(WirePath::Local(workspace.clone()));
-        sandbox.workspace_roots = vec![WirePath::Local(workspace.clone())];
+        let sandbox = known.in_workspaces(std::slice::from_ref(&workspace));
         match resolve::resolve(&sandbox, None, &Machine::here(std::env::var_os("TMPDIR").as_deref())) {
             Ok(None) => writeln!(out, "  nothing is confined: it asks for no sandbox")?,
             Ok(Some(policy)) => would_get(out, &policy, &machine)?,

@@ -2,15 +2,14 @@
 
 use crate::Failure;
 use crate::args::Exec;
+use crate::policy;
 use portcullis::client::{ExecServerClient, ExecServerClientConnectOptions, Process, ProcessEvent};
 use portcullis::protocol::event::Stream;
-use portcullis::protocol::path::{AbsolutePath, WirePath};
+use portcullis::protocol::path::WirePath;
 use portcullis::protocol::process::{EnvPolicy, Inherit, StartParams};
-use portcullis::sandbox::file::{self, PolicyFile};
 use portcullis::{Config, ExecServerRuntimePaths, Gateway};
 use std::collections::BTreeMap;
 use std::io::{self, Write as _};
-use std::path::Path;
 use std::process::ExitCode;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -89,15 +88,9 @@ async fn follow(mut process: Process) -> Result<ExitCode, Failure> {
 }
 
 fn start_params(options: &Exec) -> Result<StartParams, Failure> {
-    let workspace = std::fs::canonicalize(&options.workspace)
-        .map_err(|error| format!("open the workspace `{}`: {error}", options.workspace.display()))?;
-    if !workspace.is_dir() {
-        return Err(format!("the workspace `{}` is not a directory", options.workspace.display()).into());
-    }
-    let workspace = WirePath::Local(AbsolutePath::new(&workspace)?);
-    let mut sandbox = policy(&options.policy)?.sandbox;
-    sandbox.cwd = Some(workspace.clone());
-    sandbox.workspace_roots = vec![workspace.clone()];
+    let workspace = policy::workspace(&options.workspace)?;
+    let sandbox = policy::load(&options.policy)?.in_workspaces(std::slice::from_ref(&workspace));
+    let workspace = WirePath::Local(workspace);
     let environment = EnvPolicy {
         inherit: Inherit::All,
         ignore_default_excludes: false,
@@ -111,21 +104,6 @@ fn start_params(options: &Exec) -> Result<StartParams, Failure> {
     params.env_policy = Some(environment);
     params.sandbox = Some(serde_json::value::to_raw_value(&sandbox.to_json())?);
     Ok(params)
-}
-
-/// A policy by name, or from a file.
-fn policy(name: &str) -> Result<PolicyFile, Failure> {
-    if let Some(builtin) = file::builtin(name) {
-        return Ok(builtin);
-    }
-    let path = Path::new(name);
-    if path.extension().is_none_or(|extension| extension != "toml") {
-        return Err(
-            format!("no policy is named `{name}`: known are {}, or give a file (*.toml)", file::BUILTIN.join(", ")).into()
-        );
-    }
-    let text = std::fs::read_to_string(path).map_err(|error| format!("read the policy file `{name}`: {error}"))?;
-    Ok(file::parse(name, &text)?)
 }
 
 fn assignment(variable: &str) -> Result<(String, String), Failure> {

@@ -3,6 +3,7 @@
 mod args;
 mod doctor;
 mod exec;
+mod policy;
 
 use args::{Arguments, Command};
 use clap::Parser as _;
@@ -46,6 +47,9 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
             let mut config = Config::new(ExecServerRuntimePaths::of_this_process()?);
             config.concurrent_requests = options.concurrent_requests;
             config.allow_unprotected_metadata = options.allow_unprotected_metadata;
+            if let Some(name) = &options.policy {
+                config.ceiling = policy::ceiling(name, &options.workspace)?;
+            }
             config.retention = Duration::from_secs(options.detached_retention);
             runtime
                 .block_on(portcullis::serve(options.listen.parse()?, config))

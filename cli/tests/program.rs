@@ -46,6 +46,32 @@ fn listen_urls_that_cannot_be_ended_with_status_1_and_say_why() {
 }
 
 #[test]
+fn a_ceiling_that_cannot_be_is_said_at_the_start() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| directory.path().join(name).to_str().expect("UTF-8").to_owned();
+    std::os::unix::fs::symlink("/var", path("link")).expect("a link");
+    let head = "description = 'd'\nfiles = 'restricted'\nnetwork = 'restricted'\n[[entries]]\naccess = 'write'\npath = ";
+    std::fs::write(path("linked.toml"), format!("{head}'{}'\n", path("link"))).expect("a file");
+    std::fs::write(path("wrong.toml"), format!("{head}'x'\n")).expect("a file");
+    let (linked, wrong) = (path("linked.toml"), path("wrong.toml"));
+    for (arguments, status, why) in [
+        (&["--policy", "no-such"][..], 1, &["no policy is named `no-such`: known are read-only"][..]),
+        (&["--policy", "/no/such.toml"], 1, &["read the policy file `/no/such.toml`"]),
+        (&["--policy", &wrong], 1, &["wrong.toml, line 4: path `x`"]),
+        (&["--policy", &linked], 1, &["linked.toml", "it is a symbolic link; name the real path `/var`"]),
+        (&["--policy", "workspace-write"], 1, &["--policy workspace-write speaks of a workspace: give --workspace DIR"]),
+        (&["--policy", "workspace-write", "--workspace", "/no/dir"], 1, &["open the workspace `/no/dir`"]),
+        (&["--policy", "workspace-write", "--workspace", "/etc/passwd"], 1, &["`/etc/passwd` is not a directory"]),
+        (&["--workspace", "/var"], 2, &["--policy", "--workspace"]),
+    ] {
+        let ended = portcullis(&[&["serve", "--listen", "stdio"], arguments].concat());
+        let stderr = text(&ended.stderr);
+        assert_eq!(ended.status.code(), Some(status), "{arguments:?}: {stderr}");
+        assert!(why.iter().all(|why| stderr.contains(why)), "{arguments:?}: {stderr}");
+    }
+}
+
+#[test]
 fn an_occupied_port_is_an_error_that_names_it() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = taken.local_addr().expect("an address").to_string();

@@ -1,5 +1,6 @@
 //! What the operator decides. The environment is read here and nowhere else.
 
+use portcullis_sandbox::policy::Policy;
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -35,6 +36,9 @@ pub struct Config {
     pub fs_deadline: Duration,
     /// Accept write policies for processes although this version cannot keep a process from changing protected metadata.
     pub allow_unprotected_metadata: bool,
+    /// The operator's ceiling: every request gets what both it and this allow, and a request that asks for no sandbox gets this.
+    /// None leaves the decision to the clients.
+    pub ceiling: Option<Policy>,
     /// The server's environment, for policies of `process/start` that inherit it.
     pub environment: Arc<[(OsString, OsString)]>,
     /// The server's working directory at its start.
@@ -51,6 +55,7 @@ impl Config {
             retention: Duration::from_secs(90),
             fs_deadline: Duration::from_secs(120),
             allow_unprotected_metadata: false,
+            ceiling: None,
             environment: std::env::vars_os().collect(),
             cwd: std::env::current_dir().unwrap_or_else(|_| PathBuf::from("/")),
         }

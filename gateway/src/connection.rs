@@ -42,7 +42,7 @@ pub(crate) async fn run(core: Arc<Core>, link: Link, closing: CancellationToken)
     let Link { mut incoming, outgoing, peer, resumable } = link;
     let disk = Disk { blocking: Blocking::new(), deadline: core.config.fs_deadline };
     let slots = core.config.concurrent_requests.max(1);
-    let policies = Policies::new(core.machine.clone());
+    let policies = Policies::new(core.machine.clone(), core.ceiling.clone());
     let mut connection = Connection {
         core,
         outgoing,

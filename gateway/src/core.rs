@@ -6,7 +6,7 @@ use crate::environment;
 use crate::helper::pool::Pool;
 use crate::helper::spawner::{Spawner, SpawnerError};
 use crate::link::Link;
-use crate::policies::Policies;
+use crate::policies::{Named, Policies};
 use crate::process::launch;
 use crate::registry::Registry;
 use crate::reply;
@@ -60,6 +60,8 @@ impl Readiness {
 pub(crate) struct Core {
     pub(crate) config: Config,
     pub(crate) machine: Machine,
+    /// What no request may exceed.
+    pub(crate) ceiling: Option<Named>,
     pub(crate) environment: EnvironmentInfo,
     pub(crate) registry: Registry,
     pub(crate) pool: Pool,
@@ -111,6 +113,7 @@ impl Gateway {
         let (work, queue) = mpsc::channel(QUEUE);
         let core = Arc::new(Core {
             machine: Machine::here(config.variable("TMPDIR")),
+            ceiling: config.ceiling.clone().map(Named::new),
             environment: environment::describe(&config),
             registry: Registry::default(),
             pool: pool.clone(),

@@ -136,6 +136,9 @@ fn stop_on_signals(stop: CancellationToken) -> Result<tokio::task::JoinHandle<()
 }
 
 async fn serve_stdio(config: Config, stop: &CancellationToken) -> Result<(), ListenError> {
+    if config.ceiling.is_none() {
+        tracing::warn!("no operator's policy is set: the client itself says what its requests may touch");
+    }
     let gateway = Gateway::start(config).await?;
     let (link, carry) = stdio::link(tokio::io::stdin(), tokio::io::stdout());
     gateway.accept(link).await;
@@ -157,12 +160,16 @@ async fn serve_websocket(address: SocketAddr, config: Config, stop: &Cancellatio
     };
     let listener = TcpListener::bind(address).await.map_err(failed("listen on"))?;
     let local = listener.local_addr().map_err(failed("listen on"))?;
+    let clients_decide = config.ceiling.is_none();
     let gateway = Gateway::start(config).await?;
     let (upgrades, mut upgraded) = mpsc::channel(UPGRADES);
     writeln!(io::stdout(), "ws://{local}").map_err(failed("say on standard output where to reach"))?;
-    tracing::warn!(
-        "no operator's policy is set and clients give no credential: every program of this machine that reaches ws://{local} says itself what its requests may touch"
-    );
+    let bound = if clients_decide {
+        "no operator's policy is set and clients give no credential: every program of this machine that reaches"
+    } else {
+        "clients give no credential: within the operator's policy, every program of this machine that reaches"
+    };
+    tracing::warn!("{bound} ws://{local} says itself what its requests may touch");
     let listener = axum::serve::ListenerExt::tap_io(listener, |socket| {
         // Without this a reply and the notification behind it wait 40 ms for the client's delayed acknowledgement.
         if let Err(error) = socket.set_nodelay(true) {

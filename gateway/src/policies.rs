@@ -1,5 +1,6 @@
 //! The sandbox object of a request becomes a policy, by its text from a cache: the second request with a policy of a
-//! thousand entries costs what one with a single entry does.
+//! thousand entries costs what one with a single entry does. Whatever it says, it becomes no more than the operator's ceiling:
+//! every policy of every file call and every process comes from here.
 
 use portcullis_protocol::path::AbsolutePath;
 use portcullis_protocol::rpc::{RpcError, code};
@@ -26,21 +27,29 @@ pub(crate) struct Named {
     pub(crate) policy: Arc<Policy>,
 }
 
+impl Named {
+    pub(crate) fn new(policy: Policy) -> Self {
+        Self { hash: policy.hash(), policy: Arc::new(policy) }
+    }
+}
+
 /// The cache of one connection.
 #[derive(Debug)]
 pub(crate) struct Policies {
     machine: Machine,
+    /// What no request may exceed, and what a request without a policy of its own gets.
+    ceiling: Option<Named>,
     known: HashMap<Box<str>, Option<Named>>,
 }
 
 impl Policies {
-    pub(crate) fn new(machine: Machine) -> Self {
-        Self { machine, known: HashMap::new() }
+    pub(crate) fn new(machine: Machine, ceiling: Option<Named>) -> Self {
+        Self { machine, ceiling, known: HashMap::new() }
     }
 
-    /// The policy of a file call; none means that no confinement was asked for.
+    /// The policy of a file call; none means that no confinement was asked for, neither by the client nor by the operator.
     pub(crate) fn for_files(&mut self, sandbox: Option<&RawValue>) -> Result<Option<Named>, RpcError> {
-        let Some(text) = text(sandbox) else { return Ok(None) };
+        let Some(text) = text(sandbox) else { return Ok(self.ceiling.clone()) };
         if let Some(known) = self.known.get(text) {
             return Ok(known.clone());
         }
@@ -57,7 +66,10 @@ impl Policies {
     /// The policy of a process, whose working directory stands in for an absent one. It is resolved each time: a start costs
     /// far more, and the text alone does not decide.
     pub(crate) fn for_process(&self, sandbox: Option<&RawValue>, cwd: &AbsolutePath) -> Result<Option<Named>, RpcError> {
-        text(sandbox).map_or(Ok(None), |text| self.resolve(text, Some(cwd)))
+        match text(sandbox) {
+            Some(text) => self.resolve(text, Some(cwd)),
+            None => Ok(self.ceiling.clone()),
+        }
     }
 
     fn resolve(&self, text: &str, cwd: Option<&AbsolutePath>) -> Result<Option<Named>, RpcError> {
@@ -66,12 +78,84 @@ impl Policies {
             return Err(refused(format!("sandbox of {} bytes: at most {BOUND} are allowed", text.len())));
         }
         let sandbox = Sandbox::parse(text).map_err(|error| refused(error.to_string()))?;
-        let policy = resolve::resolve(&sandbox, cwd, &self.machine).map_err(|error| refused(error.to_string()))?;
-        Ok(policy.map(|policy| Named { hash: policy.hash(), policy: Arc::new(policy) }))
+        let own = resolve::resolve(&sandbox, cwd, &self.machine).map_err(|error| refused(error.to_string()))?;
+        Ok(match (own, &self.ceiling) {
+            (Some(own), Some(ceiling)) => {
+                let bounded = own.bounded_by(&ceiling.policy).map_err(|error| refused(error.to_string()))?;
+                Some(Named::new(bounded))
+            }
+            (Some(own), None) => Some(Named::new(own)),
+            (None, ceiling) => ceiling.clone(),
+        })
     }
 }
 
 /// The object's text; null is absence.
 fn text(sandbox: Option<&RawValue>) -> Option<&str> {
     sandbox.map(RawValue::get).filter(|text| *text != "null")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use portcullis_sandbox::file;
+    use portcullis_sandbox::policy::{Files, Network};
+
+    fn policies(ceiling: Option<&str>) -> Policies {
+        let resolved = ceiling.map(|name| {
+            let sandbox = file::builtin(name).unwrap().sandbox;
+            let cwd = AbsolutePath::new("/ceiling").unwrap();
+            resolve::resolve(&sandbox, Some(&cwd), &Machine::default()).unwrap().unwrap()
+        });
+        Policies::new(Machine::default(), resolved.map(Named::new))
+    }
+
+    fn both(policies: &mut Policies, text: Option<&str>) -> [Option<Named>; 2] {
+        let raw = text.map(|text| RawValue::from_string(text.to_owned()).unwrap());
+        let cwd = AbsolutePath::new("/own").unwrap();
+        [policies.for_files(raw.as_deref()).unwrap(), policies.for_process(raw.as_deref(), &cwd).unwrap()]
+    }
+
+    /// Spellings of "no sandbox".
+    const NONE: [Option<&str>; 5] = [
+        None,
+        Some("null"),
+        Some(r#"{"type":"danger-full-access"}"#),
+        Some(r#"{"permissions":{"type":"disabled"},"windowsSandboxLevel":"disabled"}"#),
+        Some(r#"{"type":"external-sandbox","network_access":"enabled"}"#),
+    ];
+
+    #[test]
+    fn who_asks_for_nothing_gets_the_ceiling() {
+        let mut bounded = policies(Some("workspace-write"));
+        let ceiling = bounded.ceiling.clone().unwrap();
+        for text in NONE {
+            for named in both(&mut bounded, text) {
+                assert_eq!(named.unwrap().hash, ceiling.hash, "{text:?}");
+            }
+            assert!(both(&mut policies(None), text).iter().all(Option::is_none), "{text:?}");
+        }
+        // Somebody else confines the files, the operator did not say that it is so.
+        for named in both(&mut bounded, Some(r#"{"type":"external-sandbox"}"#)) {
+            assert_eq!(named.unwrap().hash, ceiling.hash);
+        }
+    }
+
+    #[test]
+    fn who_asks_for_more_gets_what_both_allow() {
+        let text = r#"{"type":"workspace-write","cwd":"/own","network_access":true,"writable_roots":["/own/more"]}"#;
+        let mut bounded = policies(Some("read-only"));
+        for _from_text_then_from_memory in 0..2 {
+            for named in both(&mut bounded, Some(text)) {
+                let policy = named.unwrap().policy;
+                assert!(policy.files.is_read_only() && policy.files.sets().count() == 2);
+                assert_eq!(policy.network, Network::Restricted);
+            }
+        }
+        let unrestricted = r#"{"permissions":{"type":"managed","network":"enabled","file_system":{"type":"restricted","entries":[
+            {"path":{"type":"special","value":{"kind":"root"}},"access":"write"}]}},"windowsSandboxLevel":"disabled"}"#;
+        for named in both(&mut policies(Some("read-only")), Some(unrestricted)) {
+            assert!(named.unwrap().policy.files != Files::Unrestricted);
+        }
+    }
 }

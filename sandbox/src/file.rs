@@ -1,7 +1,8 @@
 //! Policy files: the operator's words for what a client can also say on the wire.
 
 use crate::policy::PolicyError;
-use portcullis_protocol::path::WirePath;
+use crate::resolve::PROJECT_ROOTS_PREFIX;
+use portcullis_protocol::path::{AbsolutePath, WirePath};
 use portcullis_protocol::sandbox::{Access, Entry, Files, Network, Permissions, Sandbox, Target};
 use serde::Deserialize;
 use std::ops::Range;
@@ -19,6 +20,28 @@ pub struct PolicyFile {
     pub description: String,
     /// As if a client had sent it. Its project roots are those that are put in, or else the cwd.
     pub sandbox: Sandbox,
+}
+
+impl PolicyFile {
+    /// The policy for these workspaces. The first is its cwd; relative globs hold in each.
+    #[must_use]
+    pub fn in_workspaces(self, workspaces: &[AbsolutePath]) -> Sandbox {
+        let mut sandbox = self.sandbox;
+        let local = |path: &AbsolutePath| WirePath::Local(path.clone());
+        sandbox.cwd = workspaces.first().map(local);
+        sandbox.workspace_roots = workspaces.iter().map(local).collect();
+        if let Permissions::Managed { files: Files::Restricted { entries, .. }, .. } = &mut sandbox.permissions {
+            for entry in entries {
+                match &mut entry.target {
+                    Target::Glob(glob) if !glob.starts_with('/') && !glob.starts_with(PROJECT_ROOTS_PREFIX) => {
+                        glob.insert_str(0, PROJECT_ROOTS_PREFIX);
+                    }
+                    _other => {}
+                }
+            }
+        }
+        sandbox
+    }
 }
 
 /// A policy that every build holds; none of another name.
@@ -193,6 +216,17 @@ mod tests {
                 Target::ProjectRoots { subpath: Some("src".to_owned()) }
             ]
         );
+    }
+
+    #[test]
+    fn relative_globs_hold_in_every_workspace() {
+        let text = "description = 'd'\nfiles = 'restricted'\nnetwork = 'restricted'\n[[entries]]\nglob = '**/*.env'\naccess = 'deny'\n[[entries]]\nglob = '/etc/*'\naccess = 'deny'\n";
+        let roots = ["/a", "/b"].map(|path| AbsolutePath::new(path).unwrap());
+        let sandbox = parse("mine", text).unwrap().in_workspaces(&roots);
+        let policy = crate::resolve::resolve(&sandbox, None, &crate::resolve::Machine::default()).unwrap().unwrap();
+        let globs = &policy.files.sets().next().unwrap().deny_globs;
+        let bases: Vec<_> = globs.iter().map(|glob| glob.base.as_path().to_str().unwrap()).collect();
+        assert_eq!(bases, ["/a", "/b", "/etc"]);
     }
 
     #[test]

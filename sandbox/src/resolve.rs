@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 const MINIMAL: [&str; 8] = ["/bin", "/sbin", "/usr", "/etc", "/lib", "/lib64", "/nix/store", "/run/current-system/sw"];
 
 /// A glob with this prefix is relative to every workspace root, rather than to the cwd.
-const PROJECT_ROOTS_PREFIX: &str = "codex-project-roots://";
+pub(crate) const PROJECT_ROOTS_PREFIX: &str = "codex-project-roots://";
 
 /// The special entry that grants nothing and can deny.
 const CURRENT_DIRECTORY: &str = "current_working_directory";
