@@ -21,7 +21,7 @@ pub(crate) fn print(out: &mut impl Write) -> io::Result<()> {
     for name in file::BUILTIN {
         let known = file::builtin(name).expect("Invariant: every name in BUILTIN has its file");
         writeln!(out, "\npolicy {name}: {}", known.description)?;
-        let sandbox = known.in_workspaces(std::slice::from_ref(&workspace));
+        let sandbox = known.in_workspaces(std::slice::from_ref(&workspace), None);
         match resolve::resolve(&sandbox, None, &Machine::here(std::env::var_os("TMPDIR").as_deref())) {
             Ok(None) => writeln!(out, "  nothing is confined: it asks for no sandbox")?,
             Ok(Some(policy)) => would_get(out, &policy, &machine)?,

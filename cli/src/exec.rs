@@ -89,7 +89,7 @@ async fn follow(mut process: Process) -> Result<ExitCode, Failure> {
 
 fn start_params(options: &Exec) -> Result<StartParams, Failure> {
     let workspace = policy::workspace(&options.workspace)?;
-    let sandbox = policy::load(&options.policy)?.in_workspaces(std::slice::from_ref(&workspace));
+    let sandbox = policy::load(&options.policy)?.in_workspaces(std::slice::from_ref(&workspace), policy::home());
     let workspace = WirePath::Local(workspace);
     let environment = EnvPolicy {
         inherit: Inherit::All,

@@ -22,7 +22,7 @@ pub(crate) fn ceiling(name: &str, workspaces: &[PathBuf]) -> Result<Option<Polic
 /// A policy on this machine.
 pub(crate) fn resolved(name: &str, workspaces: &[PathBuf]) -> Result<Option<Policy>, Failure> {
     let workspaces: Vec<_> = workspaces.iter().map(|path| workspace(path)).collect::<Result<_, _>>()?;
-    let sandbox = load(name)?.in_workspaces(&workspaces);
+    let sandbox = load(name)?.in_workspaces(&workspaces, home());
     resolve::resolve(&sandbox, None, &Machine::here(std::env::var_os("TMPDIR").as_deref())).map_err(|error| match error {
         PolicyError::CwdRequired => format!("--policy {name} speaks of a workspace: give --workspace DIR").into(),
         other => format!("--policy {name}: {other}").into(),
@@ -49,6 +49,11 @@ pub(crate) fn load(name: &str) -> Result<PolicyFile, Failure> {
     }
     let text = std::fs::read_to_string(path).map_err(|error| format!("read the policy file `{name}`: {error}"))?;
     Ok(file::parse(name, &text)?)
+}
+
+/// The home of whoever runs this program, for policies that speak of one.
+pub(crate) fn home() -> Option<AbsolutePath> {
+    std::env::var_os("HOME").and_then(|home| AbsolutePath::new(home).ok())
 }
 
 /// The real path of a directory.

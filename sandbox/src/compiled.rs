@@ -118,14 +118,15 @@ impl Compiled {
         self.trees.iter().any(|tree| tree.has_narrower_below(real))
     }
 
-    /// The real paths of the entries that decide over `real`, one for each set of grants that has one, also of entries that were
+    /// The real paths of the entries that decide over `real`, of each set of grants that has one, also of entries that were
     /// missing when the tables were made: whoever acts on the verdict must check that each is still what it was.
     pub fn roots_of(&self, real: &Path) -> impl Iterator<Item = &Path> {
-        self.trees.iter().filter_map(|tree| tree.root_of(real))
+        self.trees.iter().flat_map(|tree| tree.roots_of(real))
     }
 
-    /// Every path at which the verdict changes on the way down, globs aside; a path comes after those above it. What it has to
-    /// be made of on this machine is for whoever builds a view of it.
+    /// Every path at which the verdict changes on the way down, globs and names that are protected at any depth aside (see
+    /// [`Policy::protects_nested`]); a path comes after those above it. What it has to be made of on this machine is for whoever
+    /// builds a view of it.
     #[must_use]
     pub fn places(&self) -> Vec<Place<'_>> {
         let paths = self.trees.iter().flat_map(Tree::paths);
@@ -154,9 +155,17 @@ mod tests {
     }
 
     fn policy(entries: &[(&str, Access)], globs: &[(&str, &str)]) -> Policy {
-        let entries = entries.iter().map(|(path, access)| Grant { path: absolute(path), access: *access }).collect();
+        let entries = entries.iter().map(|(path, access)| Grant::new(absolute(path), *access)).collect();
         let globs = globs.iter().map(|(base, pattern)| DenyGlob { base: absolute(base), pattern: (*pattern).to_owned() });
         Policy { files: Files::Restricted(Grants::new(entries, globs.collect()).unwrap().into()), network: Network::Restricted }
+    }
+
+    fn restricted(grants: Grants) -> Policy {
+        Policy { files: Files::Restricted(grants.into()), network: Network::Restricted }
+    }
+
+    fn nested(policy: &Policy) -> Policy {
+        restricted(Grants { protect_nested: true, ..policy.files.sets().next().unwrap().clone() })
     }
 
     fn compile(policy: &Policy) -> Compiled {
@@ -240,6 +249,56 @@ mod tests {
                 ("/h/.git/hooks/x", Verdict::Write),
             ],
         );
+    }
+
+    #[test]
+    fn names_protected_at_any_depth() {
+        let plain = policy(&[("/w", Write), ("/w/a/.git/hooks", Write), ("/w/b/.aws", Write), ("/r", Read)], &[]);
+        let compiled = compile(&nested(&plain));
+        check(
+            &compiled,
+            &[
+                ("/w/sub/.git", Verdict::Protected),
+                ("/w/sub/.git/hooks/x", Verdict::Protected),
+                ("/w/a/.git/config", Verdict::Protected),
+                ("/w/.codex/x", Verdict::Protected),
+                // Lifted by an entry whose own path goes through the name, up to the next such name.
+                ("/w/a/.git/hooks/x", Verdict::Write),
+                ("/w/a/.git/hooks/.git", Verdict::Protected),
+                ("/w/b/.aws/x", Verdict::Write),
+                ("/w/b/.aws/d/.aws", Verdict::Protected),
+                ("/w/sub/git", Verdict::Write),
+                ("/r/sub/.git", Verdict::Read),
+            ],
+        );
+        check(&compile(&plain), &[("/w/sub/.git/hooks/x", Verdict::Write), ("/w/b/.aws/d/.aws", Verdict::Write)]);
+        for (path, expect) in [("/w/sub", true), ("/w/sub/.git", false), ("/r", false)] {
+            assert_eq!(compiled.has_narrower_below(Path::new(path)), expect, "{path}");
+        }
+        // In one of two sets is enough, below what both make writable.
+        let both = compile(&policy(&[("/w", Write), ("/r", Write)], &[]).bounded_by(&nested(&plain)).unwrap());
+        check(&both, &[("/w/sub/.git", Verdict::Protected), ("/r/sub/.git", Verdict::Read), ("/w/sub/x", Verdict::Write)]);
+    }
+
+    #[test]
+    fn what_is_skipped_when_missing_says_nothing_until_it_exists() {
+        let skip = |path: &str, access| Grant { skip_missing: true, ..Grant::new(absolute(path), access) };
+        let entries = vec![Grant::new(absolute("/w"), Write), skip("/w/ro", Read), skip("/w/no", Deny), skip("/w/ws", Write)];
+        let policy = restricted(Grants::new(entries, Vec::new()).unwrap());
+        let with = |is_there: bool| {
+            Compiled::new(&policy, |path| match path.as_path().to_str().unwrap() {
+                "/w" => Resolved::same(path),
+                _ if is_there => Resolved::same(path),
+                missing => Resolved::Missing { path: PathBuf::from(missing), links: Vec::new() },
+            })
+            .unwrap()
+        };
+        check(&with(true), &[("/w/ro/a", Verdict::Protected), ("/w/no/a", Verdict::Denied)]);
+        let missing = with(false);
+        check(&missing, &[("/w/ro/a", Verdict::Write), ("/w/no/a", Verdict::Write), ("/w/ws/.git", Verdict::Protected)]);
+        // Whoever acts on that must see that it came to be, and that what is above is what it was.
+        assert_eq!(root_of(&missing, "/w/no/a"), ["/w", "/w/no"]);
+        assert!(missing.places().iter().all(|place| place.path != Path::new("/w/no")));
     }
 
     #[test]
@@ -465,7 +524,8 @@ mod tests {
             let entry = grants.entries.iter().find(|entry| entry.path.as_path() == place);
             let parent = place.parent();
             let protected = place.file_name().is_some_and(|name| PROTECTED_NAMES.iter().any(|it| *it == name))
-                && grants.entries.iter().any(|entry| entry.access == Write && Some(entry.path.as_path()) == parent);
+                && (grants.protect_nested
+                    || grants.entries.iter().any(|entry| entry.access == Write && Some(entry.path.as_path()) == parent));
             verdict = match (entry.map(|entry| entry.access), verdict) {
                 (Some(Write), _) => Verdict::Write,
                 (Some(Deny), _) => Verdict::Denied,
@@ -504,7 +564,11 @@ mod tests {
 
     fn any_policy() -> impl Strategy<Value = Policy> {
         (prop::collection::vec(any_entry(), 0..8), any_globs(), any::<bool>(), 0..4_u8).prop_map(|(entries, globs, on, kind)| {
-            let files = if kind == 0 { Files::Unrestricted } else { of(&entries, &globs).files };
+            let files = match kind {
+                0 => Files::Unrestricted,
+                1 => nested(&of(&entries, &globs)).files,
+                _plain => of(&entries, &globs).files,
+            };
             Policy { files, network: if on { Network::Enabled } else { Network::Restricted } }
         })
     }
@@ -529,7 +593,7 @@ mod tests {
             own in any_policy(), ceiling in any_policy(), paths in prop::collection::vec(any_path(), 1..20),
         ) {
             let both = own.bounded_by(&ceiling).unwrap();
-            let without_globs = |grants: &Grants| Grants { deny_globs: Vec::new(), ..grants.clone() };
+            let without_globs = |grants: &Grants| Grants { entries: grants.entries.clone(), ..Grants::default() };
             let bare = both.files.sets().map(without_globs).map(|grants| Policy {
                 files: Files::Restricted(grants.into()), network: Network::Restricted,
             });
@@ -545,17 +609,16 @@ mod tests {
         #[test]
         fn the_tables_agree_with_the_walker(
             entries in prop::collection::vec(any_entry(), 0..12), globs in any_globs(),
-            paths in prop::collection::vec(any_path(), 1..20), crowd in any::<bool>(),
+            paths in prop::collection::vec(any_path(), 1..20), crowd in any::<bool>(), nested in any::<bool>(),
         ) {
             let mut entries = entries;
             if crowd {
                 entries.extend((0..1000).map(|nth| (format!("/crowd/{nth}"), Read)));
             }
-            let policy = of(&entries, &globs);
-            let grants = policy.files.sets().next().unwrap();
-            let compiled = compile(&policy);
+            let grants = Grants { protect_nested: nested, ..of(&entries, &globs).files.sets().next().unwrap().clone() };
+            let compiled = compile(&restricted(grants.clone()));
             for path in &paths {
-                prop_assert_eq!(compiled.verdict(Path::new(path)), walker(grants, Path::new(path)), "{}", path);
+                prop_assert_eq!(compiled.verdict(Path::new(path)), walker(&grants, Path::new(path)), "{}", path);
             }
         }
 
@@ -584,9 +647,9 @@ mod tests {
 
         #[test]
         fn what_is_said_to_have_nothing_narrower_has_nothing_narrower(
-            entries in prop::collection::vec(any_entry(), 0..8), globs in any_globs(), top in any_path(), below in any_path(),
+            own in any_policy(), ceiling in any_policy(), top in any_path(), below in any_path(),
         ) {
-            let compiled = compile(&of(&entries, &globs));
+            let compiled = compile(&own.bounded_by(&ceiling).unwrap());
             if !compiled.has_narrower_below(Path::new(&top)) {
                 let below = format!("{}{below}", top.trim_end_matches('/'));
                 prop_assert!(rank(&compiled, &below) >= rank(&compiled, &top), "{}", below);

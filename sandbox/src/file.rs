@@ -3,7 +3,7 @@
 use crate::policy::PolicyError;
 use crate::resolve::PROJECT_ROOTS_PREFIX;
 use portcullis_protocol::path::{AbsolutePath, WirePath};
-use portcullis_protocol::sandbox::{Access, Entry, Files, Network, Permissions, Sandbox, Target};
+use portcullis_protocol::sandbox::{Access, Entry, Files, Network, Permissions, Sandbox, Target, below_home};
 use serde::Deserialize;
 use std::ops::Range;
 use toml::Spanned;
@@ -23,17 +23,18 @@ pub struct PolicyFile {
 }
 
 impl PolicyFile {
-    /// The policy for these workspaces. The first is its cwd; relative globs hold in each.
+    /// The policy for these workspaces and this home. The first workspace is its cwd; relative globs hold in each.
     #[must_use]
-    pub fn in_workspaces(self, workspaces: &[AbsolutePath]) -> Sandbox {
+    pub fn in_workspaces(self, workspaces: &[AbsolutePath], home: Option<AbsolutePath>) -> Sandbox {
         let mut sandbox = self.sandbox;
+        sandbox.home = home.map(WirePath::Local);
         let local = |path: &AbsolutePath| WirePath::Local(path.clone());
         sandbox.cwd = workspaces.first().map(local);
         sandbox.workspace_roots = workspaces.iter().map(local).collect();
         if let Permissions::Managed { files: Files::Restricted { entries, .. }, .. } = &mut sandbox.permissions {
             for entry in entries {
                 match &mut entry.target {
-                    Target::Glob(glob) if !glob.starts_with('/') && !glob.starts_with(PROJECT_ROOTS_PREFIX) => {
+                    Target::Glob(glob) if is_relative(glob) => {
                         glob.insert_str(0, PROJECT_ROOTS_PREFIX);
                     }
                     _other => {}
@@ -42,6 +43,10 @@ impl PolicyFile {
         }
         sandbox
     }
+}
+
+fn is_relative(glob: &str) -> bool {
+    !glob.starts_with('/') && !glob.starts_with(PROJECT_ROOTS_PREFIX) && below_home(glob).is_none()
 }
 
 /// A policy that every build holds; none of another name.
@@ -90,7 +95,15 @@ pub fn parse(name: &str, text: &str) -> Result<PolicyFile, PolicyError> {
         (Files::Unrestricted, Network::Enabled) => Permissions::Disabled,
         _ => Permissions::Managed { files, network },
     };
-    let sandbox = Sandbox { permissions, cwd: None, workspace_roots: Vec::new(), roots_default_to_cwd: true, ignored: 0 };
+    let sandbox = Sandbox {
+        permissions,
+        cwd: None,
+        workspace_roots: Vec::new(),
+        roots_default_to_cwd: true,
+        home: None,
+        protect_nested: file.protect_nested,
+        ignored: 0,
+    };
     Ok(PolicyFile { name: name.to_owned(), description: file.description, sandbox })
 }
 
@@ -100,6 +113,8 @@ struct File {
     description: String,
     files: Spanned<WireFiles>,
     network: WireNetwork,
+    #[serde(default)]
+    protect_nested: bool,
     #[serde(default)]
     entries: Vec<Spanned<FileEntry>>,
 }
@@ -135,6 +150,13 @@ struct FileEntry {
     special: Option<Special>,
     subpath: Option<String>,
     access: FileAccess,
+    missing_path_behavior: Option<Missing>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Missing {
+    Skip,
 }
 
 #[derive(Deserialize)]
@@ -162,6 +184,16 @@ impl FileEntry {
             return Err(format!("subpath `{bad}` is not a relative path without `..`"));
         }
         let target = match (self.path, self.glob, self.special) {
+            (Some(path), None, None) if below_home(&path).is_some() => {
+                let below = below_home(&path).unwrap_or_default().to_owned();
+                if access == Access::Write {
+                    return Err(format!("path `{path}`: only entries that read or deny may start with `~`"));
+                }
+                if below.split('/').any(|part| part == "..") {
+                    return Err(format!("path `{path}` is not a path below the home without `..`"));
+                }
+                Target::Home(below)
+            }
             (Some(path), None, None) => match WirePath::parse(&path) {
                 Ok(WirePath::Local(path)) => Target::Path(WirePath::Local(path)),
                 Ok(WirePath::Foreign(path)) => return Err(format!("path `{path}` is not of this machine")),
@@ -178,7 +210,7 @@ impl FileEntry {
             },
             _ => return Err("needs one of `path`, `glob` and `special`".to_owned()),
         };
-        Ok(Entry { target, access, skip_missing: false })
+        Ok(Entry { target, access, skip_missing: self.missing_path_behavior.is_some() })
     }
 }
 
@@ -219,10 +251,24 @@ mod tests {
     }
 
     #[test]
+    fn members_of_limits() {
+        let head = "description = 'd'\nfiles = 'restricted'\nnetwork = 'restricted'\n";
+        let text = format!(
+            "{head}protect_nested = true\n[[entries]]\npath = '~/.ssh'\naccess = 'deny'\nmissing_path_behavior = 'skip'\n"
+        );
+        let home = AbsolutePath::new("/h").unwrap();
+        let sandbox = parse("mine", &text).unwrap().in_workspaces(&[], Some(home));
+        let policy = crate::resolve::resolve(&sandbox, None, &crate::resolve::Machine::default()).unwrap().unwrap();
+        let grants = policy.files.sets().next().unwrap();
+        assert!(grants.protect_nested && grants.entries[0].skip_missing);
+        assert_eq!(grants.entries[0].path.as_path().to_str(), Some("/h/.ssh"));
+    }
+
+    #[test]
     fn relative_globs_hold_in_every_workspace() {
         let text = "description = 'd'\nfiles = 'restricted'\nnetwork = 'restricted'\n[[entries]]\nglob = '**/*.env'\naccess = 'deny'\n[[entries]]\nglob = '/etc/*'\naccess = 'deny'\n";
         let roots = ["/a", "/b"].map(|path| AbsolutePath::new(path).unwrap());
-        let sandbox = parse("mine", text).unwrap().in_workspaces(&roots);
+        let sandbox = parse("mine", text).unwrap().in_workspaces(&roots, None);
         let policy = crate::resolve::resolve(&sandbox, None, &crate::resolve::Machine::default()).unwrap().unwrap();
         let globs = &policy.files.sets().next().unwrap().deny_globs;
         let bases: Vec<_> = globs.iter().map(|glob| glob.base.as_path().to_str().unwrap()).collect();
@@ -243,6 +289,21 @@ mod tests {
             &format!("{head}[[entries]]\npath = '/a'\naccess = 'read'\n[[entries]]\npath = 'a'\naccess = 'read'\n"),
             "policy file mine, line 7: path `a`",
         );
+        for (entry, expect) in [
+            ("path = '~/x'\naccess = 'write'", "path `~/x`: only entries that read or deny"),
+            ("path = '~/../x'\naccess = 'deny'", "path `~/../x` is not a path below the home"),
+            ("path = '/x'\naccess = 'all'", "unknown variant `all`"),
+            ("path = 'file://h/x'\naccess = 'read'", "path `file://h/x` is not of this machine"),
+            ("path = 3\naccess = 'read'", "invalid type: integer `3`"),
+            ("path = '/x'\nspecial = 'root'\naccess = 'read'", "needs one of"),
+            ("path = '/x'\naccess = 'read'\nmissing_path_behavior = 'keep'", "unknown variant `keep`"),
+            ("special = 'tmpdir'\nsubpath = 'x'\naccess = 'read'", "`subpath` belongs to"),
+            ("special = 'project_roots'\nsubpath = '/x'\naccess = 'read'", "subpath `/x` is not"),
+        ] {
+            let error = parse("mine", &format!("{head}[[entries]]\n{entry}\n")).unwrap_err().to_string();
+            assert!(error.starts_with("policy file mine, line ") && error.contains(expect), "{error}");
+        }
+        check(&format!("{head}protect_nested = 'yes'\n"), "policy file mine, line 4: invalid type");
         check(&format!("{head}[[entries]]\nglob = '*'\naccess = 'read'\n"), "policy file mine, line 4: only denials take globs");
         check(
             "description = 'd'\nfiles = 'unrestricted'\nnetwork = 'enabled'\n[[entries]]\nspecial = 'root'\naccess = 'read'\n",

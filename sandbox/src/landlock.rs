@@ -183,7 +183,7 @@ mod tests {
     use portcullis_protocol::path::AbsolutePath;
 
     fn policy(network: Network) -> Policy {
-        let entries = vec![Grant { path: AbsolutePath::new("/w").unwrap(), access: Access::Write }];
+        let entries = vec![Grant::new(AbsolutePath::new("/w").unwrap(), Access::Write)];
         Policy { files: Files::Restricted(Grants::new(entries, Vec::new()).unwrap().into()), network }
     }
 

@@ -104,6 +104,9 @@ pub struct Grants {
     pub entries: Vec<Grant>,
     /// What matches, and everything below it, is denied; in order, without duplicates.
     pub deny_globs: Vec<DenyGlob>,
+    /// Whether [`PROTECTED_NAMES`] are read-only at any depth below a writable root rather than at its top alone. An entry for
+    /// writing whose own path goes through such a name lifts it there.
+    pub protect_nested: bool,
 }
 
 /// An entry: it covers its path and everything below, where no longer path says otherwise.
@@ -113,6 +116,17 @@ pub struct Grant {
     pub path: AbsolutePath,
     /// What it gives.
     pub access: Access,
+    /// Whether it says nothing where its path does not exist when it is opened; never of an entry for writing. Others hold for
+    /// what is made there later.
+    pub skip_missing: bool,
+}
+
+impl Grant {
+    /// An entry that holds whether or not its path exists.
+    #[must_use]
+    pub fn new(path: AbsolutePath, access: Access) -> Self {
+        Self { path, access, skip_missing: false }
+    }
 }
 
 /// A denial by pattern. The base is kept apart because it may hold links and bytes that no pattern can spell.
@@ -136,16 +150,22 @@ pub enum Access {
 }
 
 impl Grants {
-    /// Sorts, and merges entries of one path: deny wins over write, write over read.
+    /// Sorts, and merges entries of one path: deny wins over write, write over read. What one of them says of a missing path
+    /// holds for the merged one.
     ///
     /// # Errors
     /// More entries or globs than the bounds allow.
     pub fn new(mut entries: Vec<Grant>, mut deny_globs: Vec<DenyGlob>) -> Result<Self, PolicyError> {
         entries.sort_by(|left, right| left.path.cmp(&right.path).then(right.access.cmp(&left.access)));
-        entries.dedup_by(|later, kept| later.path == kept.path);
+        entries.dedup_by(|later, kept| {
+            let same = later.path == kept.path;
+            kept.skip_missing &= !same || later.skip_missing;
+            same
+        });
+        entries.iter_mut().for_each(|entry| entry.skip_missing &= entry.access != Access::Write);
         deny_globs.sort();
         deny_globs.dedup();
-        let grants = Self { entries, deny_globs };
+        let grants = Self { entries, deny_globs, protect_nested: false };
         grants.check()?;
         Ok(grants)
     }
@@ -189,6 +209,12 @@ impl Policy {
         }
         policy.files.sets().try_for_each(Grants::check)?;
         Ok(policy)
+    }
+
+    /// Whether a set of grants protects names at any depth, which no list of places can say.
+    #[must_use]
+    pub fn protects_nested(&self) -> bool {
+        self.files.sets().any(|grants| grants.protect_nested)
     }
 
     /// What both policies allow, and no more.
@@ -263,6 +289,9 @@ pub enum PolicyError {
         /// What is wrong with it.
         problem: &'static str,
     },
+    /// Protection of nested names where no entry limits what may be changed.
+    #[error("protectNestedRepositories protects nothing where files are not confined: give entries")]
+    NothingToProtect,
     /// More than a policy may hold.
     #[error("policy with {count} {what}: the bound is {bound}")]
     Bound {
@@ -302,7 +331,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn grant(path: &str, access: Access) -> Grant {
-        Grant { path: AbsolutePath::new(path).unwrap(), access }
+        Grant::new(AbsolutePath::new(path).unwrap(), access)
     }
 
     fn restricted(grants: Grants) -> Policy {
@@ -314,6 +343,30 @@ mod tests {
         use Access::{Deny, Read, Write};
         let entries = vec![grant("/b", Read), grant("/a", Read), grant("/a", Write), grant("/b", Deny), grant("/b", Write)];
         assert_eq!(Grants::new(entries, Vec::new()).unwrap().entries, [grant("/a", Write), grant("/b", Deny)]);
+    }
+
+    #[test]
+    fn an_entry_that_skips_nothing_wins_where_paths_are_equal() {
+        use Access::{Deny, Read, Write};
+        let skip = |access| Grant { skip_missing: true, ..grant("/a", access) };
+        let strict = |access| grant("/a", access);
+        for (entries, expect) in [
+            (vec![skip(Read)], skip(Read)),
+            (vec![skip(Deny), skip(Read)], skip(Deny)),
+            (vec![skip(Read), strict(Read)], strict(Read)),
+            (vec![skip(Deny), strict(Read)], strict(Deny)),
+            (vec![skip(Deny), skip(Write)], skip(Deny)),
+            (vec![skip(Write)], strict(Write)),
+            (vec![skip(Write), skip(Read)], strict(Write)),
+        ] {
+            let mut reversed = entries.clone();
+            reversed.reverse();
+            for entries in [entries, reversed] {
+                assert_eq!(Grants::new(entries, Vec::new()).unwrap().entries, std::slice::from_ref(&expect));
+            }
+        }
+        let policies = [skip(Read), strict(Read)].map(|entry| restricted(Grants::new(vec![entry], Vec::new()).unwrap()));
+        assert_ne!(policies[0].hash(), policies[1].hash());
     }
 
     #[test]
@@ -346,7 +399,7 @@ mod tests {
 
     #[test]
     fn bytes_out_of_order_are_refused() {
-        let grants = Grants { entries: vec![grant("/b", Access::Read), grant("/a", Access::Read)], deny_globs: Vec::new() };
+        let grants = Grants { entries: vec![grant("/b", Access::Read), grant("/a", Access::Read)], ..Grants::default() };
         let bytes = restricted(grants).encode();
         assert!(Policy::decode(&bytes).unwrap_err().to_string().contains("out of order"));
     }

@@ -111,7 +111,8 @@ pub fn process_gaps(policy: &Policy) -> Vec<Gap> {
 /// The same, by the real paths of opened roots and by their names.
 pub(crate) fn gaps(policy: &Policy, roots: &Roots, abi: u32) -> Vec<Gap> {
     gaps_of_sets(policy, |set, grants| {
-        let real = roots.all().iter().filter(|root| root.set == set).map(|root| (root.real.as_path(), root.access));
+        let real =
+            roots.all().iter().filter(|root| root.set == set && !root.is_skipped).map(|root| (root.real.as_path(), root.access));
         let real_bases: Vec<PathBuf> = grants.deny_globs.iter().filter_map(|glob| roots.real(&glob.base)).collect();
         let entries: Vec<_> = named(grants).into_iter().chain(real).collect();
         let bases: Vec<_> = named_bases(grants).into_iter().chain(real_bases.iter().map(PathBuf::as_path)).collect();
@@ -119,8 +120,9 @@ pub(crate) fn gaps(policy: &Policy, roots: &Roots, abi: u32) -> Vec<Gap> {
     })
 }
 
+/// Without what is skipped where it is missing: that is known only once the roots are open, and then it counts by its real path.
 fn named(grants: &Grants) -> Vec<(&Path, Access)> {
-    grants.entries.iter().map(|grant| (grant.path.as_path(), grant.access)).collect()
+    grants.entries.iter().filter(|grant| !grant.skip_missing).map(|grant| (grant.path.as_path(), grant.access)).collect()
 }
 
 fn named_bases(grants: &Grants) -> Vec<&Path> {

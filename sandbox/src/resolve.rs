@@ -51,6 +51,7 @@ impl Machine {
 /// bound.
 pub fn resolve(sandbox: &Sandbox, process_cwd: Option<&AbsolutePath>, machine: &Machine) -> Result<Option<Policy>, PolicyError> {
     let (files, network) = match &sandbox.permissions {
+        Permissions::Disabled if sandbox.protect_nested => return Err(PolicyError::NothingToProtect),
         Permissions::Disabled => return Ok(None),
         Permissions::External(network) => (&wire::Files::Unrestricted, network),
         Permissions::Managed { files, network } => (files, network),
@@ -63,21 +64,25 @@ pub fn resolve(sandbox: &Sandbox, process_cwd: Option<&AbsolutePath>, machine: &
         wire::Files::Unrestricted => Files::Unrestricted,
         wire::Files::Restricted { entries, glob_scan_max_depth: _ } => {
             let places = Places::new(sandbox, process_cwd, machine)?;
-            restricted(entries, &places)?
+            restricted(entries, &places, sandbox.protect_nested)?
         }
     };
+    // Whoever asks for no limits but this one would get none.
+    if sandbox.protect_nested && files == Files::Unrestricted {
+        return Err(PolicyError::NothingToProtect);
+    }
     let nothing_to_enforce = files == Files::Unrestricted && network == Network::Enabled;
     Ok((!nothing_to_enforce).then_some(Policy { files, network }))
 }
 
-fn restricted(entries: &[wire::Entry], places: &Places<'_>) -> Result<Files, PolicyError> {
+fn restricted(entries: &[wire::Entry], places: &Places<'_>, protect_nested: bool) -> Result<Files, PolicyError> {
     let mut grants = Vec::new();
     let mut globs = Vec::new();
     for entry in entries {
         match &entry.target {
             Target::Glob(pattern) => globs.extend(places.glob(pattern)?),
             Target::Nothing(kind) if entry.access == wire::Access::Deny => {
-                grants.push(Grant { path: places.denied(kind)?, access: Access::Deny });
+                grants.push(Grant::new(places.denied(kind)?, Access::Deny));
             }
             Target::ProjectRoots { .. } if entry.access == wire::Access::Deny && places.workspace_roots()?.is_empty() => {
                 return Err(no_roots("project_roots"));
@@ -88,7 +93,8 @@ fn restricted(entries: &[wire::Entry], places: &Places<'_>) -> Result<Files, Pol
                     wire::Access::Read => Access::Read,
                     wire::Access::Deny => Access::Deny,
                 };
-                grants.extend(places.paths(target)?.into_iter().map(|path| Grant { path, access }));
+                let skip_missing = entry.skip_missing;
+                grants.extend(places.paths(target)?.into_iter().map(|path| Grant { path, access, skip_missing }));
             }
         }
         // Checked on the way, so that 16 MiB of entries times a thousand roots are not built first.
@@ -96,7 +102,7 @@ fn restricted(entries: &[wire::Entry], places: &Places<'_>) -> Result<Files, Pol
         check_bound("deny globs", globs.len(), 4 * MAX_GLOBS)?;
     }
     refuse_lost_narrowing(entries, &grants)?;
-    let grants = Grants::new(grants, globs)?;
+    let grants = Grants { protect_nested, ..Grants::new(grants, globs)? };
     Ok(if is_everything(&grants) { Files::Unrestricted } else { Files::Restricted(grants.into()) })
 }
 
@@ -129,18 +135,22 @@ fn check_bound(what: &'static str, count: usize, bound: usize) -> Result<(), Pol
 fn is_everything(grants: &Grants) -> bool {
     let root_is_writable =
         grants.entries.iter().any(|grant| grant.path.as_path() == Path::new("/") && grant.access == Access::Write);
-    root_is_writable && grants.deny_globs.is_empty() && grants.entries.iter().all(|grant| grant.access == Access::Write)
+    root_is_writable
+        && !grants.protect_nested
+        && grants.deny_globs.is_empty()
+        && grants.entries.iter().all(|grant| grant.access == Access::Write)
 }
 
 /// What special entries stand for in one request.
 struct Places<'a> {
     cwd: Option<AbsolutePath>,
     roots: Vec<AbsolutePath>,
+    home: Option<&'a WirePath>,
     machine: &'a Machine,
 }
 
 impl<'a> Places<'a> {
-    fn new(sandbox: &Sandbox, process_cwd: Option<&AbsolutePath>, machine: &'a Machine) -> Result<Self, PolicyError> {
+    fn new(sandbox: &'a Sandbox, process_cwd: Option<&AbsolutePath>, machine: &'a Machine) -> Result<Self, PolicyError> {
         let cwd = match &sandbox.cwd {
             Some(cwd) => Some(local("sandbox cwd", cwd)?),
             None => process_cwd.cloned(),
@@ -150,7 +160,16 @@ impl<'a> Places<'a> {
         } else {
             sandbox.workspace_roots.iter().map(|root| local("workspace root", root)).collect::<Result<_, _>>()?
         };
-        Ok(Self { cwd, roots, machine })
+        Ok(Self { cwd, roots, home: sandbox.home.as_ref(), machine })
+    }
+
+    /// The home, for an entry that was written so.
+    fn home(&self, entry: &str) -> Result<AbsolutePath, PolicyError> {
+        let at = || format!("policy path `{entry}`");
+        match self.home {
+            Some(home) => local(&at(), home),
+            None => Err(PolicyError::Path { at: at(), problem: "is below the home: give userHomeDir".to_owned() }),
+        }
     }
 
     fn cwd(&self) -> Result<&AbsolutePath, PolicyError> {
@@ -178,6 +197,7 @@ impl<'a> Places<'a> {
     fn paths(&self, target: &Target) -> Result<Vec<AbsolutePath>, PolicyError> {
         Ok(match target {
             Target::Path(path) => vec![local("policy path", path)?],
+            Target::Home(below) => vec![absolute(&self.home(&format!("~/{below}"))?.as_path().join(below))?],
             Target::Root => vec![absolute(Path::new("/"))?],
             Target::Minimal => self.machine.minimal.iter().map(|path| absolute(path)).collect::<Result<_, _>>()?,
             Target::ProjectRoots { subpath } => {
@@ -205,6 +225,9 @@ impl<'a> Places<'a> {
             }
             let pattern = pattern.trim_start_matches('/');
             return roots.iter().map(|root| split_glob(root, pattern, glob)).collect();
+        }
+        if let Some(pattern) = wire::below_home(glob) {
+            return Ok(vec![split_glob(&self.home(glob)?, pattern, glob)?]);
         }
         let (base, pattern) = match glob.strip_prefix('/') {
             Some(pattern) => (absolute(Path::new("/"))?, pattern),
@@ -425,6 +448,52 @@ mod tests {
         }
         // A cwd with the letters of patterns in it is a place, not a pattern.
         check(&glob("*.env"), r#","cwd":"file:///c*%5B""#, Ok("/c*[|*.env"));
+    }
+
+    #[test]
+    fn a_home_is_what_the_request_says() {
+        const HOME: &str = r#","userHomeDir":"file:///h""#;
+        check(
+            &[path("~/.ssh", "deny"), path("~", "read"), glob("~/**/*.pem")].join(","),
+            HOME,
+            Ok("Read:/h Deny:/h/.ssh /h|**/*.pem"),
+        );
+        for entry in [path("~/.ssh", "deny"), path("~/.ssh", "read")] {
+            check(&entry, "", Err("policy path `~/.ssh`: is below the home: give userHomeDir"));
+            let foreign = "policy path `~/.ssh`: 'file://host/h' is invalid on 'linux'";
+            check(&entry, r#","userHomeDir":"file://host/h""#, Err(foreign));
+        }
+        check(&glob("~/*.pem"), "", Err("policy path `~/*.pem`: is below the home: give userHomeDir"));
+        check(&glob("~"), HOME, Err("deny glob `~`: is empty"));
+    }
+
+    #[test]
+    fn temporary_directories_of_the_request_widen_nothing() {
+        let own = r#","temporaryDirectories":["file:///etc"]"#;
+        check(&special("tmpdir", "write"), own, Ok("Write:/srv/tmp"));
+        check(&special("tmpdir", "write"), r#","temporaryDirectories":[]"#, Ok("Write:/srv/tmp"));
+    }
+
+    #[test]
+    fn nested_protection_goes_with_limits() {
+        let plain = |kind: &str| with(&format!(r#"{{"type":"{kind}","protectNestedRepositories":true}}"#), Some("/c"));
+        assert!(plain("workspace-write").unwrap().unwrap().protects_nested());
+        assert!(!with(r#"{"type":"workspace-write"}"#, Some("/c")).unwrap().unwrap().protects_nested());
+        for kind in ["danger-full-access", "external-sandbox"] {
+            assert!(plain(kind).unwrap_err().contains("protects nothing"), "{kind}");
+        }
+        // Everything is writable, but for those names.
+        check(&special("root", "write"), r#","protectNestedRepositories":true"#, Ok("Write:/"));
+    }
+
+    #[test]
+    fn what_is_skipped_is_said() {
+        let skipping = r#"{"path":{"type":"path","path":"/a"},"access":"deny","missing_path_behavior":"skip"}"#;
+        let text = format!(
+            r#"{{"permissions":{{"type":"managed","network":"restricted","file_system":{{"type":"restricted","entries":[{skipping}]}}}},"windowsSandboxLevel":"disabled"}}"#
+        );
+        let policy = with(&text, None).unwrap().unwrap();
+        assert!(policy.files.sets().next().unwrap().entries[0].skip_missing);
     }
 
     #[test]

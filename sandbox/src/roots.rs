@@ -2,7 +2,7 @@
 
 use crate::compiled::Resolved;
 use crate::enforce::EnforceError;
-use crate::policy::{Access, Grants, Policy};
+use crate::policy::{Access, Grant, Grants, Policy};
 use portcullis_protocol::path::AbsolutePath;
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
@@ -39,6 +39,8 @@ pub struct Root {
     pub real: PathBuf,
     /// What the entry gives.
     pub access: Access,
+    /// Whether the entry says nothing because it is missing.
+    pub is_skipped: bool,
     /// The set of grants that it belongs to: its place in [`crate::policy::Files::sets`].
     pub set: usize,
     /// Opened with `O_PATH`, and what it was then; none if it is missing or denied.
@@ -68,14 +70,14 @@ impl Roots {
         }
         for (set, grants) in sets.enumerate() {
             for grant in &grants.entries {
-                let (root, resolved) = open_root(&grant.path, grant.access, set)?;
+                let (root, resolved) = open_root(grant, set)?;
                 roots.all.push(root);
                 roots.remember(&grant.path, resolved)?;
             }
             roots.refuse_steered(grants, set)?;
             for glob in &grants.deny_globs {
                 if !roots.resolved.contains_key(&glob.base) {
-                    let (_, resolved) = open_root(&glob.base, Access::Deny, set)?;
+                    let (_, resolved) = open_root(&Grant::new(glob.base.clone(), Access::Deny), set)?;
                     roots.remember(&glob.base, resolved)?;
                 }
             }
@@ -139,7 +141,8 @@ impl Roots {
     }
 }
 
-fn open_root(named: &AbsolutePath, access: Access, set: usize) -> Result<(Root, Resolved), EnforceError> {
+fn open_root(grant: &Grant, set: usize) -> Result<(Root, Resolved), EnforceError> {
+    let (named, access) = (&grant.path, grant.access);
     let fail = |errno: Errno| EnforceError::Root { path: named.clone(), errno: errno.raw_os_error() };
     for _ in 0..MAX_TRIES {
         let followed = follow(named.as_path()).map_err(fail)?;
@@ -147,8 +150,10 @@ fn open_root(named: &AbsolutePath, access: Access, set: usize) -> Result<(Root, 
         if is_link && access == Access::Write {
             return Err(EnforceError::LinkedRoot { path: named.clone(), real: path });
         }
-        let root = |real: &PathBuf, descriptor| Root { real: real.clone(), access, set, descriptor };
-        let missing = |path: PathBuf, links| (root(&path, None), Resolved::Missing { path, links });
+        let root = |real: &PathBuf, descriptor| Root { real: real.clone(), access, is_skipped: false, set, descriptor };
+        let missing = |path: PathBuf, links| {
+            (Root { is_skipped: grant.skip_missing, ..root(&path, None) }, Resolved::Missing { path, links })
+        };
         if !exists {
             return Ok(missing(path, links));
         }
@@ -248,7 +253,7 @@ fn raise_descriptor_limit(roots: usize) -> Result<Option<Rlimit>, EnforceError> 
 mod tests {
     use super::*;
     use crate::compiled::{Compiled, Verdict};
-    use crate::policy::{DenyGlob, Files, Grant, Network};
+    use crate::policy::{DenyGlob, Files, Network};
     use proptest::prelude::*;
     use std::fs;
     use std::os::unix::fs::{MetadataExt, symlink};
@@ -258,7 +263,7 @@ mod tests {
     }
 
     fn policy(entries: &[(&Path, Access)], globs: &[(&Path, &str)]) -> Policy {
-        let grant = |(path, access): &(&Path, Access)| Grant { path: AbsolutePath::new(path).unwrap(), access: *access };
+        let grant = |(path, access): &(&Path, Access)| Grant::new(AbsolutePath::new(path).unwrap(), *access);
         let glob =
             |(base, pattern): &(&Path, &str)| DenyGlob { base: AbsolutePath::new(base).unwrap(), pattern: (*pattern).to_owned() };
         let grants = Grants::new(entries.iter().map(grant).collect(), globs.iter().map(glob).collect()).unwrap();

@@ -2,7 +2,7 @@
 
 use crate::compiled::{Resolved, Verdict};
 use crate::glob::Globs;
-use crate::policy::{Access, DenyGlob, Grants, PROTECTED_NAMES, PolicyError};
+use crate::policy::{Access, DenyGlob, Grant, Grants, PROTECTED_NAMES, PolicyError};
 use portcullis_protocol::path::AbsolutePath;
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{OsStr, OsString};
@@ -13,6 +13,8 @@ use std::path::{Path, PathBuf};
 pub(crate) struct Tree {
     /// By the components of the entries' real paths; the first node is the root of the file system.
     nodes: Vec<Node>,
+    /// Protected names count at any depth below what is writable.
+    protect_nested: bool,
 }
 
 #[derive(Debug)]
@@ -22,6 +24,8 @@ struct Node {
     said: Option<Said>,
     /// The real path of an entry, whether or not it exists.
     is_entry: bool,
+    /// The real path of an entry that says nothing, because it is missing and was to be skipped then.
+    is_awaited: bool,
     /// It leads to an entry and must be seen to be followed: a link on the way, and the entry's own name.
     is_waypoint: bool,
     /// Deny globs that start here, relative to here.
@@ -59,7 +63,7 @@ impl Said {
 
 impl Tree {
     pub(crate) fn new(grants: &Grants, resolve: &mut impl FnMut(&AbsolutePath) -> Resolved) -> Result<Self, PolicyError> {
-        let mut tree = Self { nodes: vec![Node::new(PathBuf::from("/"))] };
+        let mut tree = Self { nodes: vec![Node::new(PathBuf::from("/"))], protect_nested: grants.protect_nested };
         tree.insert_all(grants, resolve)?;
         tree.summarise();
         Ok(tree)
@@ -67,7 +71,7 @@ impl Tree {
 
     /// All is writable.
     pub(crate) fn everything() -> Self {
-        let mut tree = Self { nodes: vec![Node::new(PathBuf::from("/"))] };
+        let mut tree = Self { nodes: vec![Node::new(PathBuf::from("/"))], protect_nested: false };
         tree.nodes[0].say(Said::Write);
         tree.summarise();
         tree
@@ -76,7 +80,7 @@ impl Tree {
     fn insert_all(&mut self, grants: &Grants, resolve: &mut impl FnMut(&AbsolutePath) -> Resolved) -> Result<(), PolicyError> {
         let mut writable = Vec::new();
         for entry in &grants.entries {
-            self.insert(&entry.path, entry.access, resolve(&entry.path), &mut writable)?;
+            self.insert(entry, resolve(&entry.path), &mut writable)?;
         }
         // Of a missing entry too: whoever may write above it may make it, and its protected names with it.
         for at in writable {
@@ -106,15 +110,14 @@ impl Tree {
     }
 
     /// Places of an entry for writing, whatever stands there, are added to `writable`.
-    fn insert(
-        &mut self,
-        named: &AbsolutePath,
-        access: Access,
-        resolved: Resolved,
-        writable: &mut Vec<usize>,
-    ) -> Result<(), PolicyError> {
+    fn insert(&mut self, entry: &Grant, resolved: Resolved, writable: &mut Vec<usize>) -> Result<(), PolicyError> {
+        let (named, access) = (&entry.path, entry.access);
         let (path, exists, links) = usable(named, resolved)?;
         let at = self.node(&path);
+        if entry.skip_missing && !exists {
+            self.nodes[at].is_awaited = true;
+            return Ok(());
+        }
         self.nodes[at].is_entry = true;
         if access == Access::Write {
             writable.push(at);
@@ -165,11 +168,15 @@ impl Tree {
 
     pub(crate) fn has_narrower_below(&self, real: &Path) -> bool {
         let walk = self.walk(real);
-        walk.below_glob_base || walk.node.is_some_and(|at| self.nodes[at].least_below < walk.verdict.rank())
+        walk.below_glob_base
+            || self.protect_nested && walk.verdict == Verdict::Write
+            || walk.node.is_some_and(|at| self.nodes[at].least_below < walk.verdict.rank())
     }
 
-    pub(crate) fn root_of(&self, real: &Path) -> Option<&Path> {
-        self.walk(real).entry.map(|at| self.nodes[at].path.as_path())
+    /// The entry that decides, and any further down that is to decide once it exists.
+    pub(crate) fn roots_of(&self, real: &Path) -> impl Iterator<Item = &Path> + use<'_> {
+        let walk = self.walk(real);
+        walk.entry.into_iter().chain(walk.awaited).map(|at| self.nodes[at].path.as_path())
     }
 
     /// Every path that an entry, a protected name or a glob speaks of, and those above.
@@ -184,9 +191,12 @@ impl Tree {
             verdict: Said::below(root.said, Verdict::Unlisted),
             node: Some(0),
             entry: root.is_entry.then_some(0),
+            awaited: None,
             glob_denies: false,
             below_glob_base: root.globs.is_some(),
         };
+        // Names from here on were not spoken of by the entry that makes them writable.
+        let mut unnamed = 0;
         walk.glob_denies = root.globs.as_ref().is_some_and(|globs| globs.match_ancestor(&names));
         for (depth, name) in names.iter().enumerate() {
             let Some(at) = walk.node.and_then(|at| self.nodes[at].children.get(*name)).copied() else {
@@ -196,6 +206,12 @@ impl Tree {
             let node = &self.nodes[at];
             walk.node = Some(at);
             walk.verdict = Said::below(node.said, walk.verdict);
+            if node.said == Some(Said::Write) {
+                unnamed = depth + 1;
+            }
+            if node.is_awaited {
+                walk.awaited = Some(at);
+            }
             if node.is_entry {
                 walk.entry = Some(at);
             }
@@ -203,6 +219,9 @@ impl Tree {
                 walk.below_glob_base = true;
                 walk.glob_denies |= globs.match_ancestor(&names[depth + 1..]);
             }
+        }
+        if walk.verdict == Verdict::Write && self.protect_nested && names[unnamed..].iter().any(|name| is_protected(name)) {
+            walk.verdict = Verdict::Protected;
         }
         walk
     }
@@ -257,6 +276,8 @@ struct Walk {
     node: Option<usize>,
     /// The deepest entry on the way.
     entry: Option<usize>,
+    /// The deepest node on the way whose entry was skipped.
+    awaited: Option<usize>,
     /// A glob matches the path or one of its ancestors.
     glob_denies: bool,
     /// A glob starts at the path or at one of its ancestors.
@@ -270,6 +291,7 @@ impl Node {
             children: HashMap::new(),
             said: None,
             is_entry: false,
+            is_awaited: false,
             is_waypoint: false,
             globs: None,
             leads_on: false,
@@ -280,6 +302,10 @@ impl Node {
     fn say(&mut self, said: Said) {
         self.said = self.said.max(Some(said));
     }
+}
+
+fn is_protected(name: &OsStr) -> bool {
+    PROTECTED_NAMES.iter().any(|protected| name == *protected)
 }
 
 fn usable(named: &AbsolutePath, resolved: Resolved) -> Result<(PathBuf, bool, Vec<PathBuf>), PolicyError> {

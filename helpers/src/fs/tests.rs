@@ -77,7 +77,7 @@ pub(super) fn confined_with(entries: &[(&Path, &str)], deny_globs: &[DenyGlob]) 
 }
 
 pub(super) fn policy(entries: &[(&Path, &str)], deny_globs: &[DenyGlob]) -> Policy {
-    let mut entries: Vec<Grant> = entries
+    let entries: Vec<Grant> = entries
         .iter()
         .map(|(path, access)| {
             let access = match *access {
@@ -85,9 +85,9 @@ pub(super) fn policy(entries: &[(&Path, &str)], deny_globs: &[DenyGlob]) -> Poli
                 "write" => Access::Write,
                 _deny => Access::Deny,
             };
-            Grant { path: AbsolutePath::new(path).unwrap(), access }
+            Grant::new(AbsolutePath::new(path).unwrap(), access)
         })
         .collect();
-    entries.sort_by(|left, right| left.path.cmp(&right.path));
-    Policy { files: Files::Restricted(Grants { entries, deny_globs: deny_globs.to_vec() }.into()), network: Network::Restricted }
+    let grants = Grants::new(entries, deny_globs.to_vec()).unwrap();
+    Policy { files: Files::Restricted(grants.into()), network: Network::Restricted }
 }

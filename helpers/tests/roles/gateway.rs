@@ -242,7 +242,7 @@ pub(crate) fn shell(script: &str) -> Command {
 }
 
 pub(crate) fn policy(entries: &[(&Path, Access)]) -> Policy {
-    let entries = entries.iter().map(|(path, access)| Grant { path: AbsolutePath::new(path).unwrap(), access: *access });
+    let entries = entries.iter().map(|(path, access)| Grant::new(AbsolutePath::new(path).unwrap(), *access));
     let grants = Grants::new(entries.collect(), Vec::new()).unwrap();
     Policy { files: Files::Restricted(grants.into()), network: Network::Restricted }
 }

@@ -5,13 +5,15 @@
 //! "external-sandbox", …}` and their camelCase spellings, bare or under `sandboxPolicy` or `policy`. What is incomplete, of a
 //! wrong type or of an unknown tag is refused; unknown members are counted, but for near-misses of members that matter.
 
+mod entry;
 mod object;
 mod spell;
 
 use crate::path::WirePath;
-use object::{Object, fail, fold, path, text};
+use object::{Object, fail, fold};
 use serde_json::Value;
 
+pub use entry::below_home;
 pub use object::is_near_miss;
 
 /// What a request may touch, as the client said it. Nothing here is resolved against a machine.
@@ -26,6 +28,10 @@ pub struct Sandbox {
     pub workspace_roots: Vec<WirePath>,
     /// Whether an absent list of workspace roots means the cwd: true of plain policies, whose workspace is the cwd.
     pub roots_default_to_cwd: bool,
+    /// What `~` stands for in paths that limit or are read; never one that grants writing.
+    pub home: Option<WirePath>,
+    /// Whether `.git` and the other protected names are read-only at any depth below what is writable.
+    pub protect_nested: bool,
     /// Members that nobody knows; they change nothing.
     pub ignored: u32,
 }
@@ -76,7 +82,7 @@ pub struct Entry {
     pub target: Target,
     /// What is granted.
     pub access: Access,
-    /// Whether the client expects that it may not exist.
+    /// Whether the entry says nothing where its path does not exist; of no effect on entries for writing.
     pub skip_missing: bool,
 }
 
@@ -85,6 +91,8 @@ pub struct Entry {
 pub enum Target {
     /// A path and everything below it.
     Path(WirePath),
+    /// A path below the home of [`Sandbox::home`], which may be empty: relative, without `..`. Never for writing.
+    Home(String),
     /// Every path that matches; for denials only.
     Glob(String),
     /// The whole file system.
@@ -145,15 +153,18 @@ impl Sandbox {
             }
             let mut plain = object.object(member)?;
             let permissions = plain_permissions(&mut plain)?;
+            // It may stand with the policy or around it, and holds if either says so.
+            let protect_nested = plain.spelled_boolean(NESTED.0, NESTED.1)?;
             object.ignored += finish_plain(plain)?;
-            Self::surroundings(&mut object, permissions, true)?
+            let around = Self::surroundings(&mut object, permissions, true)?;
+            Self { protect_nested: protect_nested || around.protect_nested, ..around }
         } else if object.has("type") {
             let permissions = plain_permissions(&mut object)?;
             Self::surroundings(&mut object, permissions, true)?
         } else {
             return Err(fail(&object.at, "missing field `permissions`"));
         };
-        let own = ["permissions", "sandboxPolicy", "policy", "policyContext", "workspaceRoots", "cwd"];
+        let own = ["permissions", "sandboxPolicy", "policy", "policyContext", "workspaceRoots", "cwd", "userHomeDir", NESTED.1];
         if is_plain {
             refuse_limits(&object)?;
         }
@@ -164,7 +175,7 @@ impl Sandbox {
     fn profile(object: &mut Object) -> Result<Self, SandboxError> {
         let mut profile = object.object("permissions")?;
         let permissions = managed_permissions(&mut profile)?;
-        object.ignored += profile.finish(&["entries", "access", "path", "file_system", "network", "type"])?;
+        object.ignored += profile.finish(&["entries", "access", "path", "file_system", "network", "type", NESTED.1])?;
         object.variant("windowsSandboxLevel", &["disabled", "restricted-token", "elevated", "mxc"])?;
         Self::surroundings(object, permissions, false)
     }
@@ -183,8 +194,10 @@ impl Sandbox {
         } else {
             object.take("policyContext");
         }
-        // Checked and without effect: they speak of the client's machine, or of another system.
-        object.optional_path("userHomeDir")?;
+        let home = object.optional_path("userHomeDir")?;
+        let protect_nested =
+            if plain { object.spelled_boolean(NESTED.0, NESTED.1)? } else { object.optional_boolean(NESTED.1)?.unwrap_or(false) };
+        // Checked and without effect: they speak of another system, or of what only this server's own TMPDIR decides.
         object.optional_paths("temporaryDirectories")?;
         object.optional_boolean("useLegacyLandlock")?;
         object.optional_boolean("windowsSandboxPrivateDesktop")?;
@@ -193,14 +206,26 @@ impl Sandbox {
             object.optional_variant("windowsSandboxLevel", &["disabled", "restricted-token", "elevated", "mxc"])?;
         }
         let roots_default_to_cwd = plain && roots.is_none();
-        Ok(Self { permissions, cwd, workspace_roots: roots.unwrap_or_default(), roots_default_to_cwd, ignored: 0 })
+        let workspace_roots = roots.unwrap_or_default();
+        Ok(Self { permissions, cwd, workspace_roots, roots_default_to_cwd, home, protect_nested, ignored: 0 })
     }
 }
 
+/// The member that protects nested repositories, as plain policies may spell it, and as everything does.
+const NESTED: (&str, &str) = ("protect_nested_repositories", "protectNestedRepositories");
+
 /// Members of plain policies that decide over access; `access` and `readOnlyAccess` are narrowings of other makes, which this
 /// version does not know and must not leave out.
-const PLAIN_MEMBERS: [&str; 7] =
-    ["writable_roots", "network_access", "exclude_slash_tmp", "exclude_tmpdir_env_var", "access", "readOnlyAccess", "type"];
+const PLAIN_MEMBERS: [&str; 8] = [
+    "writable_roots",
+    "network_access",
+    "exclude_slash_tmp",
+    "exclude_tmpdir_env_var",
+    "access",
+    "readOnlyAccess",
+    "type",
+    NESTED.1,
+];
 
 /// Members that would each say what is granted must not stand side by side.
 fn only_one(object: &Object, others: &[&str]) -> Result<(), SandboxError> {
@@ -322,73 +347,6 @@ fn plain_permissions(plain: &mut Object) -> Result<Permissions, SandboxError> {
     })
 }
 
-fn entry(object: &mut Object) -> Result<Entry, SandboxError> {
-    let mut target = object.object("path")?;
-    let access = match object.variant("access", &["read", "write", "deny", "none"])? {
-        "read" => Access::Read,
-        "write" => Access::Write,
-        _deny => Access::Deny,
-    };
-    let skip_missing = object.has_value("missing_path_behavior");
-    object.optional_variant("missing_path_behavior", &["skip"])?;
-    let parsed = match target.variant("type", &["path", "glob_pattern", "special"])? {
-        "path" => {
-            let at = target.place("path");
-            Target::Path(path(&target.required("path")?, &at)?)
-        }
-        "glob_pattern" => {
-            let at = target.place("pattern");
-            let pattern = text(&target.required("pattern")?, &at)?.to_owned();
-            if access != Access::Deny {
-                return Err(fail(&at, format!("glob `{pattern}` with access other than deny: only denials take globs")));
-            }
-            Target::Glob(pattern)
-        }
-        _special => {
-            let mut value = target.object("value")?;
-            let special = special(&mut value, access)?;
-            value.finish_into(&mut target)?;
-            special
-        }
-    };
-    target.finish_into(object)?;
-    Ok(Entry { target: parsed, access, skip_missing })
-}
-
-fn special(value: &mut Object, access: Access) -> Result<Target, SandboxError> {
-    let at = value.place("kind");
-    let kind = text(&value.required("kind")?, &at)?.to_owned();
-    Ok(match kind.as_str() {
-        "root" => Target::Root,
-        "minimal" => Target::Minimal,
-        "project_roots" => {
-            let at = value.place("subpath");
-            let subpath = match value.take("subpath") {
-                None | Some(Value::Null) => None,
-                Some(member) => Some(text(&member, &at)?.to_owned()),
-            };
-            if let Some(bad) = subpath.as_deref().filter(|path| !is_plain_relative(path)) {
-                return Err(fail(&at, format!("`{bad}` is not a relative path without `..`")));
-            }
-            Target::ProjectRoots { subpath }
-        }
-        "tmpdir" => Target::Tmpdir,
-        "slash_tmp" => Target::SlashTmp,
-        _grants_nothing => {
-            // What grants nothing grants no less without its other members. A denial might say something else without them.
-            if access != Access::Deny {
-                value.ignored += u32::try_from(value.members.len()).unwrap_or(u32::MAX);
-                value.members.clear();
-            }
-            Target::Nothing(kind)
-        }
-    })
-}
-
-fn is_plain_relative(path: &str) -> bool {
-    !path.is_empty() && !path.starts_with('/') && !path.contains('\0') && path.split('/').all(|part| part != "..")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -476,6 +434,84 @@ mod tests {
         assert_eq!(sandbox.cwd, Some(WirePath::parse("/w").unwrap()));
         assert_eq!(sandbox.workspace_roots.len(), 1);
         assert!(!sandbox.roots_default_to_cwd);
+    }
+
+    #[test]
+    fn nested_repositories_in_every_spelling() {
+        let profile =
+            |beside: &str| format!(r#"{{"permissions":{{"type":"disabled"}},"windowsSandboxLevel":"disabled",{beside}}}"#);
+        for (text, expect) in [
+            (profile(r#""protectNestedRepositories":true"#), true),
+            (profile(r#""protectNestedRepositories":false"#), false),
+            (profile(r#""protectNestedRepositories":null"#), false),
+            (r#"{"type":"workspace-write","protect_nested_repositories":true}"#.to_owned(), true),
+            (r#"{"type":"workspace-write","protectNestedRepositories":true}"#.to_owned(), true),
+            (r#"{"policy":{"type":"workspace-write","protect_nested_repositories":true}}"#.to_owned(), true),
+            (r#"{"policy":{"type":"workspace-write"},"protectNestedRepositories":true}"#.to_owned(), true),
+            (
+                r#"{"policy":{"type":"workspace-write","protectNestedRepositories":true},"protectNestedRepositories":false}"#
+                    .to_owned(),
+                true,
+            ),
+            (r#"{"type":"workspace-write"}"#.to_owned(), false),
+        ] {
+            assert_eq!(parse(&text).unwrap().protect_nested, expect, "{text}");
+        }
+        let entry = |more: &str| {
+            format!(
+                r#"{{"permissions":{{"type":"managed","network":"enabled","file_system":{{"type":"restricted","entries":[]{more}}}}},"windowsSandboxLevel":"disabled"}}"#
+            )
+        };
+        for text in [
+            profile(r#""protect_nested_repositories":true"#),
+            profile(r#""protectNestedRepositorys":true"#),
+            profile(r#""protectNestedRepository":true"#),
+            r#"{"permissions":{"type":"disabled","protectNestedRepositories":true},"windowsSandboxLevel":"disabled"}"#.to_owned(),
+            entry(r#","protectNestedRepositories":true"#),
+            r#"{"type":"workspace-write","protectNestedRepo":true}"#.to_owned(),
+            r#"{"type":"workspace-write","protect_nested":true}"#.to_owned(),
+        ] {
+            assert!(parse(&text).unwrap_err().contains("protect"), "{text}");
+        }
+        let wrong = parse(&profile(r#""protectNestedRepositories":"yes""#)).unwrap_err();
+        assert_eq!(wrong, r#"sandbox.protectNestedRepositories: invalid type: string "yes", expected a boolean"#);
+        let both = r#"{"type":"workspace-write","protect_nested_repositories":true,"protectNestedRepositories":true}"#;
+        assert!(parse(both).unwrap_err().contains("has both"));
+    }
+
+    #[test]
+    fn a_home_is_for_reading_and_denying() {
+        let of =
+            |path: &str, access: &str| managed(&format!(r#"[{{"path":{{"type":"path","path":"{path}"}},"access":"{access}"}}]"#));
+        for (path, below) in [("~", ""), ("~/", ""), ("~/.ssh", ".ssh"), ("~//a/b", "a/b")] {
+            for access in ["read", "deny"] {
+                assert_eq!(entries(of(path, access))[0].target, Target::Home(below.to_owned()), "{path}");
+            }
+        }
+        let at = "sandbox.permissions.file_system.entries[0].path.path";
+        let write = format!("{at}: `~/x` with access write: only entries that read or deny may start with `~`");
+        assert_eq!(of("~/x", "write").unwrap_err(), write);
+        assert_eq!(
+            of("~/a/../../x", "deny").unwrap_err(),
+            format!("{at}: `~/a/../../x` is not a path below the home without `..`")
+        );
+        assert!(of("~user/x", "deny").unwrap_err().contains("relative URL"));
+        let home = |home: &str| parse(&format!(r#"{{"type":"read-only","userHomeDir":{home}}}"#));
+        assert_eq!(home(r#""file:///h""#).unwrap().home, Some(WirePath::parse("/h").unwrap()));
+        assert!(home(r#""h""#).unwrap_err().starts_with("sandbox.userHomeDir: `h`"));
+        assert!(home("3").unwrap_err().starts_with("sandbox.userHomeDir: invalid type"));
+        let misspelt = r#"{"type":"read-only","user_home_dirr":"/h"}"#;
+        assert!(parse(misspelt).unwrap_err().contains("did you mean `userHomeDir`?"));
+    }
+
+    #[test]
+    fn temporary_directories_are_checked() {
+        let of = |list: &str| parse(&format!(r#"{{"type":"read-only","temporaryDirectories":{list}}}"#));
+        for list in [r#"["file:///t"]"#, "[]", "null"] {
+            assert_eq!(of(list), parse(r#"{"type":"read-only"}"#), "{list}");
+        }
+        assert!(of(r#""/t""#).unwrap_err().starts_with("sandbox.temporaryDirectories: invalid type"));
+        assert!(of(r#"["t"]"#).unwrap_err().starts_with("sandbox.temporaryDirectories[0]: `t`"));
     }
 
     #[test]

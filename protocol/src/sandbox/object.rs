@@ -139,15 +139,16 @@ impl Object {
         let mut entries = Vec::with_capacity(values.len());
         for (nth, value) in values.into_iter().enumerate() {
             let mut object = Self::new(value, format!("{at}[{nth}]"))?;
-            entries.push(super::entry(&mut object)?);
+            entries.push(super::entry::entry(&mut object)?);
             object.finish_into(self)?;
         }
         Ok(entries)
     }
 
     pub(super) fn finish_into(self, parent: &mut Self) -> Result<(), SandboxError> {
-        parent.ignored +=
-            self.finish(&["entries", "access", "path", "type", "value", "kind", "subpath", "pattern", "missing_path_behavior"])?;
+        const MATTER: [&str; 9] =
+            ["entries", "access", "path", "type", "value", "kind", "subpath", "pattern", "missing_path_behavior"];
+        parent.ignored += self.finish(&[&MATTER[..], &[super::NESTED.1]].concat())?;
         Ok(())
     }
 
@@ -155,7 +156,12 @@ impl Object {
     /// under another policy than its author meant.
     pub(super) fn finish(self, matter: &[&str]) -> Result<u32, SandboxError> {
         for member in self.members.keys() {
-            if let Some(meant) = matter.iter().find(|name| is_near_miss(member, name)) {
+            // The name is so long that it can be misspelt in more letters than a near-miss has.
+            let is_misspelt = |name: &str| {
+                is_near_miss(member, name)
+                    || name == super::NESTED.1 && fold(member).starts_with(&['p', 'r', 'o', 't', 'e', 'c', 't'])
+            };
+            if let Some(meant) = matter.iter().find(|name| is_misspelt(name)) {
                 return Err(fail(&self.at, format!("`{member}` is unknown or out of place here, did you mean `{meant}`?")));
             }
         }

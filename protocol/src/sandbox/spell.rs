@@ -35,6 +35,12 @@ impl Sandbox {
         if let Some(cwd) = &self.cwd {
             object["cwd"] = json!(cwd);
         }
+        if let Some(home) = &self.home {
+            object["userHomeDir"] = json!(home);
+        }
+        if self.protect_nested {
+            object["protectNestedRepositories"] = json!(true);
+        }
         object
     }
 }
@@ -43,6 +49,7 @@ fn spell(entry: &Entry) -> Value {
     let special = |kind: &str| json!({"type": "special", "value": {"kind": kind}});
     let target = match &entry.target {
         Target::Path(path) => json!({"type": "path", "path": path}),
+        Target::Home(below) => json!({"type": "path", "path": format!("~/{below}")}),
         Target::Glob(pattern) => json!({"type": "glob_pattern", "pattern": pattern}),
         Target::Root => special("root"),
         Target::Minimal => special("minimal"),
@@ -76,12 +83,15 @@ mod tests {
             r#"{"type":"read-only","cwd":"/w"}"#,
             r#"{"type":"workspace-write","cwd":"/w","writable_roots":["/x y"],"network_access":true}"#,
             r#"{"type":"danger-full-access"}"#,
+            r#"{"type":"workspace-write","protect_nested_repositories":true,"cwd":"/w"}"#,
             r#"{"type":"external-sandbox"}"#,
             r#"{"windowsSandboxLevel":"disabled","permissions":{"type":"managed","network":"enabled","file_system":{"type":"unrestricted"}}}"#,
-            r#"{"windowsSandboxLevel":"disabled","cwd":"/w","workspaceRoots":["/w","/v"],"permissions":{"type":"managed","network":"restricted",
+            r#"{"windowsSandboxLevel":"disabled","cwd":"/w","workspaceRoots":["/w","/v"],"userHomeDir":"/h","permissions":{"type":"managed","network":"restricted",
                 "file_system":{"type":"restricted","glob_scan_max_depth":3,"entries":[
                 {"path":{"type":"special","value":{"kind":"minimal"}},"access":"read"},
                 {"path":{"type":"special","value":{"kind":"project_roots","subpath":".git"}},"access":"read","missing_path_behavior":"skip"},
+                {"path":{"type":"path","path":"~/.ssh"},"access":"deny"},
+                {"path":{"type":"path","path":"~"},"access":"read"},
                 {"path":{"type":"glob_pattern","pattern":"**/*.env"},"access":"none"},
                 {"path":{"type":"special","value":{"kind":"unknown"}},"access":"write"}]}}}"#,
         ] {
@@ -89,6 +99,7 @@ mod tests {
             let again = Sandbox::parse(&first.to_json().to_string()).unwrap();
             assert_eq!(again.permissions, first.permissions, "{text}");
             assert_eq!(again.cwd, first.cwd, "{text}");
+            assert_eq!((&again.home, again.protect_nested), (&first.home, first.protect_nested), "{text}");
             assert!(!again.roots_default_to_cwd, "what was meant is now said");
             if first.roots_default_to_cwd {
                 assert_eq!(again.workspace_roots, first.cwd.into_iter().collect::<Vec<_>>(), "{text}");

@@ -113,7 +113,7 @@ fn start(args: &[&str]) -> String {
 }
 
 fn policy(entries: &[(&Path, Access)], network: Network) -> Policy {
-    let grant = |(path, access): &(&Path, Access)| Grant { path: AbsolutePath::new(path).unwrap(), access: *access };
+    let grant = |(path, access): &(&Path, Access)| Grant::new(AbsolutePath::new(path).unwrap(), *access);
     Policy { files: Files::Restricted(Grants::new(entries.iter().map(grant).collect(), Vec::new()).unwrap().into()), network }
 }
 

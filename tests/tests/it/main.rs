@@ -11,6 +11,7 @@ mod handshake;
 mod helpers_die;
 mod listener;
 mod messages;
+mod nested;
 mod order;
 mod policies;
 mod processes;
