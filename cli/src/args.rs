@@ -18,6 +18,8 @@ pub(crate) enum Command {
     Serve(Serve),
     /// Run one command, confined, and return its exit status; 125 if it could not be run. Its standard input is empty.
     Exec(Exec),
+    /// Say what a policy allows of paths, why, and what would allow more. Nothing is confined, opened or changed.
+    Explain(Explain),
     /// Say what this kernel offers, and what each named policy would get.
     Doctor,
 }
@@ -67,6 +69,19 @@ pub(crate) struct Exec {
     /// The command and its arguments.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
     pub(crate) command: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Explain {
+    /// read-only, workspace-write, workspace-write-network, full-access, or a policy file (*.toml).
+    #[arg(long, value_name = "NAME|FILE")]
+    pub(crate) policy: String,
+    /// A directory that is the workspace of --policy; may be repeated.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) workspace: Vec<PathBuf>,
+    /// Paths to explain; they need not exist.
+    #[arg(required = true, value_name = "PATH")]
+    pub(crate) paths: Vec<PathBuf>,
 }
 
 fn at_least_one(text: &str) -> Result<usize, String> {

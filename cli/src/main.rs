@@ -3,6 +3,7 @@
 mod args;
 mod doctor;
 mod exec;
+mod explain;
 mod policy;
 
 use args::{Arguments, Command};
@@ -40,6 +41,10 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         doctor::print(&mut io::stdout())?;
         return Ok(ExitCode::SUCCESS);
     }
+    if let Command::Explain(options) = &command {
+        explain::print(options, &mut io::stdout())?;
+        return Ok(ExitCode::SUCCESS);
+    }
     // One thread: two of them on few cores cost more in hand-overs than they gain.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let done = match command {
@@ -57,7 +62,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
                 .map_err(Failure::from)
         }
         Command::Exec(options) => runtime.block_on(exec::run(&options)),
-        Command::Doctor => Ok(ExitCode::SUCCESS),
+        Command::Doctor | Command::Explain(_) => Ok(ExitCode::SUCCESS),
     };
     // A read of standard input may still block a thread of the runtime; nothing waits for it.
     runtime.shutdown_background();

@@ -16,7 +16,7 @@ fn text(bytes: &[u8]) -> &str {
 fn help_and_version() {
     let help = portcullis(&["--help"]);
     assert!(help.status.success());
-    for command in ["serve", "exec", "doctor"] {
+    for command in ["serve", "exec", "explain", "doctor"] {
         assert!(text(&help.stdout).contains(command), "{command}");
     }
     assert!(text(&portcullis(&["--version"]).stdout).starts_with("portcullis 0."));
@@ -97,6 +97,67 @@ fn doctor_names_layers_and_policies() {
     let report = text(&report.stdout);
     for word in ["kernel", "landlock", "seccomp", "policy read-only", "policy workspace-write", "policy full-access"] {
         assert!(report.contains(word), "{word} is not in:\n{report}");
+    }
+}
+
+#[test]
+fn explain_says_what_holds_and_why() {
+    let directory = tempfile::Builder::new().tempdir_in("/var/tmp").expect("a directory");
+    let top = directory.path().canonicalize().expect("exists");
+    let top = top.to_str().expect("UTF-8");
+    for name in ["ws/.git", "ws/no"] {
+        std::fs::create_dir_all(format!("{top}/{name}")).expect("a directory");
+    }
+    std::fs::write(format!("{top}/ws/a.env"), "").expect("a file");
+    for (link, target) in [("ws/out", "/etc"), ("ws/yes", "no"), ("ws/git", ".git")] {
+        std::os::unix::fs::symlink(target, format!("{top}/{link}")).expect("a link");
+    }
+    let head = "description = 'd'\nfiles = 'restricted'\nnetwork = 'restricted'\n";
+    let entries = "[[entries]]\nspecial = 'project_roots'\naccess = 'write'\n[[entries]]\nspecial = 'project_roots'\nsubpath = 'no'\naccess = 'deny'\n[[entries]]\nglob = '*.env'\naccess = 'deny'\n";
+    std::fs::write(format!("{top}/own.toml"), format!("{head}{entries}")).expect("a file");
+    let (policy, workspace) = (format!("{top}/own.toml"), format!("{top}/ws"));
+    let asked = |path: &str| {
+        let ended = portcullis(&["explain", "--policy", &policy, "--workspace", &workspace, path]);
+        assert_eq!(ended.status.code(), Some(0), "{path}: {}", text(&ended.stderr));
+        text(&ended.stdout).to_owned()
+    };
+    for (path, expect) in [
+        ("ws/new", &["(does not exist)", "read yes, change yes: entry `write TOP/ws`", "hold only for what exists when"][..]),
+        (
+            "ws/.git/x",
+            &["read yes, change no: protected name `.git` of writable `TOP/ws`", "`write TOP/ws/.git/x`, once it exists"],
+        ),
+        (
+            "ws/git",
+            &["real path   TOP/ws/.git", "change no: protected name `.git`", "to change it   an entry `write TOP/ws/.git`\n"],
+        ),
+        ("ws/a.env", &["read no, change no: deny glob `*.env` below `TOP/ws`"]),
+        ("ws/no/x", &["read no, change no: entry `deny TOP/ws/no`"]),
+        ("ws/yes", &["real path   TOP/ws/no", "read no, change no: entry `deny TOP/ws/no`"]),
+        (
+            "ws/out/hosts",
+            &["real path   /etc/hosts", "read no, change no: no entry covers it", "to read it   an entry `read /etc"],
+        ),
+        ("else/where", &["read no, change no: no entry covers it", "to read it   an entry `read TOP`"]),
+    ] {
+        let said = asked(&format!("{top}/{path}"));
+        assert!(said.starts_with(&format!("{top}/{path}\n")), "{said}");
+        for words in expect {
+            assert!(said.contains(&words.replace("TOP", top)), "{path}: {words} is not in\n{said}");
+        }
+    }
+    let free = portcullis(&["explain", "--policy", "full-access", "/etc", "/var"]);
+    assert_eq!(text(&free.stdout).matches("the policy confines nothing").count(), 2);
+    for (arguments, status, why) in [
+        (&["--policy", "workspace-write", "/etc"][..], 1, "--policy workspace-write speaks of a workspace: give --workspace DIR"),
+        (&["--policy", "no-such", "/etc"], 1, "no policy is named `no-such`"),
+        (&["--policy", "read-only", "--workspace", "/no/such", "/etc"], 1, "open the workspace `/no/such`"),
+        (&["--policy", "read-only"], 2, "<PATH>"),
+        (&["/etc"], 2, "--policy"),
+    ] {
+        let ended = portcullis(&[&["explain"], arguments].concat());
+        assert_eq!(ended.status.code(), Some(status), "{arguments:?}");
+        assert!(text(&ended.stderr).contains(why), "{arguments:?}: {}", text(&ended.stderr));
     }
 }
 

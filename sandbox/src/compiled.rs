@@ -138,6 +138,10 @@ impl Compiled {
         verdicts.into_iter().map(|(path, verdict)| Place { path, verdict }).collect()
     }
 
+    pub(crate) fn trees(&self) -> &[Tree] {
+        &self.trees
+    }
+
     fn least(&self, verdict: impl Fn(&Tree) -> Verdict) -> Verdict {
         self.trees.iter().map(verdict).reduce(Verdict::and).expect("Invariant: there is always a tree")
     }

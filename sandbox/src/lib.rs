@@ -11,6 +11,7 @@
 
 pub mod compiled;
 pub mod enforce;
+pub mod explain;
 pub mod file;
 mod glob;
 mod landlock;

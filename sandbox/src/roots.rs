@@ -113,6 +113,15 @@ impl Roots {
         Ok(())
     }
 
+    /// Follows the links of any path as they are now: its real path, existing or not, and the links on the way.
+    ///
+    /// # Errors
+    /// The system refuses for another reason than that something is missing or out of reach.
+    pub fn trace(path: &AbsolutePath) -> std::io::Result<Resolved> {
+        let Followed { path, links, exists, .. } = follow(path.as_path())?;
+        Ok(if exists { Resolved::Real { path, links } } else { Resolved::Missing { path, links } })
+    }
+
     /// What a path of the policy was when the roots were opened: the answer that [`crate::compiled::Compiled::new`] needs.
     #[must_use]
     pub fn resolve(&self, path: &AbsolutePath) -> Resolved {

@@ -15,6 +15,33 @@ pub(crate) struct Tree {
     nodes: Vec<Node>,
     /// Protected names count at any depth below what is writable.
     protect_nested: bool,
+    /// As the policy has them.
+    entries: Vec<Grant>,
+    /// As the policy has them, by the real path of each base.
+    globs: Vec<(PathBuf, DenyGlob)>,
+}
+
+/// What decides over a path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Rule<'a> {
+    /// Nothing is restricted.
+    Everything,
+    /// No entry covers it.
+    NoEntry,
+    Entry(&'a Grant),
+    /// A protected name at the top of what an entry makes writable.
+    Top(&'a Grant),
+    /// A protected name anywhere below what an entry makes writable.
+    Nested(&'a OsStr, &'a Grant),
+    Glob(&'a DenyGlob),
+}
+
+/// What made a node say what it says: an entry, by its number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Origin {
+    Entry(usize),
+    /// The node is one of the entry's protected names.
+    Top(usize),
 }
 
 #[derive(Debug)]
@@ -22,6 +49,8 @@ struct Node {
     path: PathBuf,
     children: HashMap<OsString, usize>,
     said: Option<Said>,
+    /// Who said it.
+    origin: Option<Origin>,
     /// The real path of an entry, whether or not it exists.
     is_entry: bool,
     /// The real path of an entry that says nothing, because it is missing and was to be skipped then.
@@ -63,7 +92,12 @@ impl Said {
 
 impl Tree {
     pub(crate) fn new(grants: &Grants, resolve: &mut impl FnMut(&AbsolutePath) -> Resolved) -> Result<Self, PolicyError> {
-        let mut tree = Self { nodes: vec![Node::new(PathBuf::from("/"))], protect_nested: grants.protect_nested };
+        let mut tree = Self {
+            nodes: vec![Node::new(PathBuf::from("/"))],
+            protect_nested: grants.protect_nested,
+            entries: grants.entries.clone(),
+            globs: Vec::new(),
+        };
         tree.insert_all(grants, resolve)?;
         tree.summarise();
         Ok(tree)
@@ -71,22 +105,24 @@ impl Tree {
 
     /// All is writable.
     pub(crate) fn everything() -> Self {
-        let mut tree = Self { nodes: vec![Node::new(PathBuf::from("/"))], protect_nested: false };
-        tree.nodes[0].say(Said::Write);
+        let nodes = vec![Node::new(PathBuf::from("/"))];
+        let mut tree = Self { nodes, protect_nested: false, entries: Vec::new(), globs: Vec::new() };
+        tree.nodes[0].said = Some(Said::Write);
         tree.summarise();
         tree
     }
 
     fn insert_all(&mut self, grants: &Grants, resolve: &mut impl FnMut(&AbsolutePath) -> Resolved) -> Result<(), PolicyError> {
         let mut writable = Vec::new();
-        for entry in &grants.entries {
-            self.insert(entry, resolve(&entry.path), &mut writable)?;
+        for (number, entry) in grants.entries.iter().enumerate() {
+            self.insert(number, entry, resolve(&entry.path), &mut writable)?;
         }
         // Of a missing entry too: whoever may write above it may make it, and its protected names with it.
-        for at in writable {
+        for (at, number) in writable {
+            let by = Origin::Top(number);
             for name in PROTECTED_NAMES {
                 let protected = self.child(at, OsStr::new(name));
-                self.nodes[protected].say(Said::Narrow);
+                self.nodes[protected].say(Said::Narrow, by);
             }
         }
         let mut by_base: BTreeMap<&AbsolutePath, Vec<&DenyGlob>> = BTreeMap::new();
@@ -105,12 +141,20 @@ impl Tree {
         for (base, globs) in by_real {
             let at = self.node(&base);
             self.nodes[at].globs = Some(Globs::new(&globs)?);
+            self.globs.extend(globs.into_iter().map(|glob| (base.clone(), glob.clone())));
         }
         Ok(())
     }
 
-    /// Places of an entry for writing, whatever stands there, are added to `writable`.
-    fn insert(&mut self, entry: &Grant, resolved: Resolved, writable: &mut Vec<usize>) -> Result<(), PolicyError> {
+    /// Places of an entry for writing, whatever stands there, are added to `writable` with the entry's number.
+    fn insert(
+        &mut self,
+        number: usize,
+        entry: &Grant,
+        resolved: Resolved,
+        writable: &mut Vec<(usize, usize)>,
+    ) -> Result<(), PolicyError> {
+        let by = Origin::Entry(number);
         let (named, access) = (&entry.path, entry.access);
         let (path, exists, links) = usable(named, resolved)?;
         let at = self.node(&path);
@@ -120,13 +164,13 @@ impl Tree {
         }
         self.nodes[at].is_entry = true;
         if access == Access::Write {
-            writable.push(at);
+            writable.push((at, number));
         }
         match (access, exists) {
-            (Access::Deny, _) => self.nodes[at].say(Said::Deny),
-            (Access::Read, true) => self.nodes[at].say(Said::Read),
-            (Access::Write, true) => self.nodes[at].say(Said::Write),
-            (Access::Read, false) => self.nodes[at].say(Said::Narrow),
+            (Access::Deny, _) => self.nodes[at].say(Said::Deny, by),
+            (Access::Read, true) => self.nodes[at].say(Said::Read, by),
+            (Access::Write, true) => self.nodes[at].say(Said::Write, by),
+            (Access::Read, false) => self.nodes[at].say(Said::Narrow, by),
             // What does not exist is not writable once it does: whoever made it was not asked whether it is a link.
             (Access::Write, false) => {}
         }
@@ -141,9 +185,9 @@ impl Tree {
         for place in own_places.chain([named.as_path()]).filter(|place| *place != path) {
             let at = self.node(place);
             match access {
-                Access::Deny => self.nodes[at].say(Said::Deny),
-                Access::Read => self.nodes[at].say(Said::Narrow),
-                Access::Write => writable.push(at),
+                Access::Deny => self.nodes[at].say(Said::Deny, by),
+                Access::Read => self.nodes[at].say(Said::Narrow, by),
+                Access::Write => writable.push((at, number)),
             }
         }
         Ok(())
@@ -157,6 +201,27 @@ impl Tree {
     /// The same without globs.
     pub(crate) fn verdict_of_entries(&self, real: &Path) -> Verdict {
         self.walk(real).verdict
+    }
+
+    /// What decides, globs first.
+    pub(crate) fn rule<'a>(&'a self, real: &'a Path) -> Rule<'a> {
+        let walk = self.walk(real);
+        if walk.glob_denies {
+            let matches = |(base, glob): &&(PathBuf, DenyGlob)| {
+                let names = real.strip_prefix(base).map(|below| below.iter().collect::<Vec<_>>());
+                names.is_ok_and(|names| Globs::new(&[glob]).is_ok_and(|globs| globs.match_ancestor(&names)))
+            };
+            if let Some((_, glob)) = self.globs.iter().find(matches) {
+                return Rule::Glob(glob);
+            }
+        }
+        match (walk.decider.and_then(|at| self.nodes[at].origin), walk.nested) {
+            (Some(Origin::Entry(number)), Some(name)) => Rule::Nested(name, &self.entries[number]),
+            (Some(Origin::Entry(number)), None) => Rule::Entry(&self.entries[number]),
+            (Some(Origin::Top(number)), _) => Rule::Top(&self.entries[number]),
+            (None, _) if walk.verdict == Verdict::Write => Rule::Everything,
+            (None, _) => Rule::NoEntry,
+        }
     }
 
     pub(crate) fn is_visible(&self, real: &Path) -> bool {
@@ -184,7 +249,7 @@ impl Tree {
         self.nodes.iter().map(|node| node.path.as_path())
     }
 
-    fn walk(&self, real: &Path) -> Walk {
+    fn walk<'a>(&self, real: &'a Path) -> Walk<'a> {
         let names: Vec<&OsStr> = real.iter().skip(1).collect();
         let root = &self.nodes[0];
         let mut walk = Walk {
@@ -192,6 +257,8 @@ impl Tree {
             node: Some(0),
             entry: root.is_entry.then_some(0),
             awaited: None,
+            decider: root.said.map(|_| 0),
+            nested: None,
             glob_denies: false,
             below_glob_base: root.globs.is_some(),
         };
@@ -205,6 +272,10 @@ impl Tree {
             };
             let node = &self.nodes[at];
             walk.node = Some(at);
+            // What only takes writing away says nothing where there is none.
+            if node.said.is_some_and(|said| said != Said::Narrow || walk.verdict == Verdict::Write) {
+                walk.decider = Some(at);
+            }
             walk.verdict = Said::below(node.said, walk.verdict);
             if node.said == Some(Said::Write) {
                 unnamed = depth + 1;
@@ -220,8 +291,11 @@ impl Tree {
                 walk.glob_denies |= globs.match_ancestor(&names[depth + 1..]);
             }
         }
-        if walk.verdict == Verdict::Write && self.protect_nested && names[unnamed..].iter().any(|name| is_protected(name)) {
-            walk.verdict = Verdict::Protected;
+        if walk.verdict == Verdict::Write && self.protect_nested {
+            walk.nested = names[unnamed..].iter().find(|name| is_protected(name)).copied();
+            if walk.nested.is_some() {
+                walk.verdict = Verdict::Protected;
+            }
         }
         walk
     }
@@ -269,7 +343,7 @@ impl Tree {
 }
 
 /// What was found on the way down to a path.
-struct Walk {
+struct Walk<'a> {
     /// By entries alone.
     verdict: Verdict,
     /// The path's own node, if it has one.
@@ -278,6 +352,10 @@ struct Walk {
     entry: Option<usize>,
     /// The deepest node on the way whose entry was skipped.
     awaited: Option<usize>,
+    /// The node whose word holds.
+    decider: Option<usize>,
+    /// The name that is protected at any depth, if that decides.
+    nested: Option<&'a OsStr>,
     /// A glob matches the path or one of its ancestors.
     glob_denies: bool,
     /// A glob starts at the path or at one of its ancestors.
@@ -290,6 +368,7 @@ impl Node {
             path,
             children: HashMap::new(),
             said: None,
+            origin: None,
             is_entry: false,
             is_awaited: false,
             is_waypoint: false,
@@ -299,8 +378,11 @@ impl Node {
         }
     }
 
-    fn say(&mut self, said: Said) {
-        self.said = self.said.max(Some(said));
+    fn say(&mut self, said: Said, by: Origin) {
+        if self.said < Some(said) {
+            self.said = Some(said);
+            self.origin = Some(by);
+        }
     }
 }
 
