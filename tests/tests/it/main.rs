@@ -6,6 +6,7 @@ mod ceiling;
 mod embed;
 mod exec;
 mod files;
+mod fuzz;
 mod handles;
 mod handshake;
 mod helpers_die;

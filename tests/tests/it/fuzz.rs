@@ -1,0 +1,129 @@
+//! The targets of `tests/fuzz` with random inputs. `tests/fuzz/README.md` says how to let a fuzzer search for more.
+
+#[path = "../../fuzz/reference.rs"]
+mod reference;
+#[path = "../../fuzz/targets.rs"]
+mod targets;
+
+use portcullis_sandbox::file;
+use portcullis_sandbox::policy::Policy;
+use proptest::prelude::*;
+use proptest::sample::Index;
+use reference::{Case, Reader};
+use std::cell::Cell;
+use targets::{TARGETS, Target};
+
+/// Enough for what the targets know to be met many times, in a few seconds.
+const CASES: u32 = 3000;
+
+/// Runs a target and requires that a good part of the inputs was judged.
+fn run(name: &str, least: u32, inputs: impl Strategy<Value = Vec<u8>>) {
+    let target: Target = TARGETS.iter().find(|(known, _)| *known == name).unwrap().1;
+    let judged = Cell::new(0);
+    let mut runner =
+        proptest::test_runner::TestRunner::new(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(CASES) });
+    let run = runner.run(&inputs, |input| {
+        judged.set(judged.get() + u32::from(target(&input)));
+        Ok(())
+    });
+    run.unwrap_or_else(|error| panic!("{name}: {error}"));
+    assert!(judged.get() >= least, "{name}: only {} of {CASES} inputs were judged", judged.get());
+}
+
+fn any_bytes() -> impl Strategy<Value = Vec<u8>> {
+    prop::collection::vec(any::<u8>(), 0..200)
+}
+
+/// Texts that mean something, with a few changes: something cut out, said twice, or replaced by another word.
+fn nearly(texts: impl Strategy<Value = String>, words: &'static [&'static str]) -> impl Strategy<Value = Vec<u8>> {
+    let change = (any::<Index>(), 0..12_usize, prop::sample::select(words.to_vec()), 0..4_u8);
+    (texts, prop::collection::vec(change, 0..4)).prop_map(|(text, changes)| {
+        let mut bytes = text.into_bytes();
+        for (place, length, word, kind) in changes {
+            let from = place.index(bytes.len() + 1);
+            let to = bytes.len().min(from + length);
+            let new = match kind {
+                0 => Vec::new(),
+                1 => bytes[from..to].repeat(2),
+                _word => word.as_bytes().to_vec(),
+            };
+            bytes.splice(from..to, new);
+        }
+        bytes
+    })
+}
+
+#[test]
+fn a_sandbox_object_is_read_as_it_is_written() {
+    const PLAIN: [&str; 5] = [
+        r#"{"type":"workspace-write","cwd":"/w","writable_roots":["/x"],"network_access":true,"protect_nested_repositories":true}"#,
+        r#"{"policy":{"type":"readOnly"},"policyContext":{"cwd":"/w","workspaceRoots":["/w"]}}"#,
+        r#"{"sandboxPolicy":{"type":"external-sandbox","network_access":"enabled"}}"#,
+        r#"{"permissions":{"type":"disabled"},"windowsSandboxLevel":"disabled","temporaryDirectories":["/t"]}"#,
+        r#"{"permissions":{"type":"external","network":"restricted"},"windowsSandboxLevel":"elevated","userHomeDir":"file:///h"}"#,
+    ];
+    const WORDS: [&str; 16] = [
+        "null",
+        "true",
+        "[]",
+        "{}",
+        "\"\"",
+        "\"/\"",
+        "\"~\"",
+        "\"type\":",
+        "permissions",
+        "protectNestedRepositories",
+        "..",
+        "\\u0000",
+        "\"deny\"",
+        "\"write\"",
+        ",",
+        "\"glob_pattern\"",
+    ];
+    let profile = any_bytes().prop_map(|bytes| Case::read(&mut Reader::new(&bytes)).sandbox.to_json().to_string());
+    let plain = prop::sample::select(PLAIN.to_vec()).prop_map(str::to_owned);
+    run("sandbox", CASES / 10, nearly(prop_oneof![3 => profile, 1 => plain], &WORDS));
+}
+
+#[test]
+fn a_policy_file_means_the_same_on_the_wire() {
+    const HEAD: &str = "description = 'd'\nfiles = 'restricted'\nnetwork = 'restricted'\nprotect_nested = true\n";
+    const ENTRIES: [&str; 6] = [
+        "special = 'root'\naccess = 'read'",
+        "path = '/data'\naccess = 'write'",
+        "path = '~/.ssh'\naccess = 'deny'\nmissing_path_behavior = 'skip'",
+        "glob = '**/*.env'\naccess = 'deny'",
+        "special = 'project_roots'\nsubpath = 'a/b'\naccess = 'write'",
+        "path = 'file:///x%20y'\naccess = 'read'",
+    ];
+    const WORDS: [&str; 12] =
+        ["''", "'/'", "'~'", "[[entries]]\n", "access = ", "deny", "write", "..", "\n", "true", "unrestricted", "\"\\u0000\""];
+    let text = prop::collection::vec(prop::sample::select(ENTRIES.to_vec()), 0..5).prop_map(|entries| {
+        let entries = entries.iter().map(|entry| format!("[[entries]]\n{entry}\n"));
+        entries.fold(HEAD.to_owned(), |text, entry| text + &entry)
+    });
+    run("policy-file", CASES / 10, nearly(text, &WORDS));
+    assert!(file::BUILTIN.iter().all(|name| file::builtin(name).is_some()));
+}
+
+#[test]
+fn bytes_are_a_policy_in_one_form_or_none() {
+    let encoded = any_bytes().prop_map(|bytes| {
+        let case = Case::read(&mut Reader::new(&bytes));
+        let resolved = portcullis_sandbox::resolve::resolve(&case.sandbox, None, &reference::SetUp::machine());
+        resolved.ok().flatten().as_ref().map_or_else(Vec::new, Policy::encode)
+    });
+    let changed = (encoded, prop::collection::vec((any::<Index>(), any::<u8>()), 0..3)).prop_map(|(mut bytes, changes)| {
+        let count = bytes.len();
+        for (place, byte) in changes.into_iter().filter(|_| count > 0) {
+            bytes[place.index(count)] = byte;
+        }
+        bytes
+    });
+    run("policy-bytes", CASES / 10, changed);
+}
+
+#[test]
+fn the_tables_say_what_the_reference_says() {
+    run("rules", CASES / 4, any_bytes());
+}
