@@ -13,6 +13,7 @@ mod helpers_die;
 mod listener;
 mod messages;
 mod nested;
+mod operations;
 mod order;
 mod policies;
 mod processes;
