@@ -3,7 +3,7 @@
 use crate::policy::PolicyError;
 use crate::resolve::PROJECT_ROOTS_PREFIX;
 use portcullis_protocol::path::{AbsolutePath, WirePath};
-use portcullis_protocol::sandbox::{Access, Entry, Files, Network, Permissions, Sandbox, Target, below_home};
+use portcullis_protocol::sandbox::{Access, Entry, Files, Network, Permissions, Sandbox, Target, below_home, is_plain_relative};
 use serde::Deserialize;
 use std::ops::Range;
 use toml::Spanned;
@@ -180,8 +180,8 @@ impl FileEntry {
         if subpath.is_some() && !matches!(self.special, Some(Special::ProjectRoots)) {
             return Err("`subpath` belongs to special = \"project_roots\"".to_owned());
         }
-        if let Some(bad) = subpath.as_deref().filter(|path| path.starts_with('/') || path.split('/').any(|part| part == "..")) {
-            return Err(format!("subpath `{bad}` is not a relative path without `..`"));
+        if let Some(bad) = subpath.as_deref().filter(|path| !is_plain_relative(path)) {
+            return Err(format!("subpath {bad:?} is not a relative path without `..`"));
         }
         let target = match (self.path, self.glob, self.special) {
             (Some(path), None, None) if below_home(&path).is_some() => {
@@ -189,8 +189,8 @@ impl FileEntry {
                 if access == Access::Write {
                     return Err(format!("path `{path}`: only entries that read or deny may start with `~`"));
                 }
-                if below.split('/').any(|part| part == "..") {
-                    return Err(format!("path `{path}` is not a path below the home without `..`"));
+                if !below.is_empty() && !is_plain_relative(&below) {
+                    return Err(format!("path {path:?} is not a path below the home without `..`"));
                 }
                 Target::Home(below)
             }
@@ -291,14 +291,17 @@ mod tests {
         );
         for (entry, expect) in [
             ("path = '~/x'\naccess = 'write'", "path `~/x`: only entries that read or deny"),
-            ("path = '~/../x'\naccess = 'deny'", "path `~/../x` is not a path below the home"),
+            ("path = '~/../x'\naccess = 'deny'", "path \"~/../x\" is not a path below the home"),
+            ("path = \"~/\\u0000\"\naccess = 'deny'", "is not a path below the home"),
+            ("special = 'project_roots'\nsubpath = ''\naccess = 'read'", "subpath \"\" is not"),
+            ("special = 'project_roots'\nsubpath = \"\\u0000\"\naccess = 'deny'", "is not a relative path"),
             ("path = '/x'\naccess = 'all'", "unknown variant `all`"),
             ("path = 'file://h/x'\naccess = 'read'", "path `file://h/x` is not of this machine"),
             ("path = 3\naccess = 'read'", "invalid type: integer `3`"),
             ("path = '/x'\nspecial = 'root'\naccess = 'read'", "needs one of"),
             ("path = '/x'\naccess = 'read'\nmissing_path_behavior = 'keep'", "unknown variant `keep`"),
             ("special = 'tmpdir'\nsubpath = 'x'\naccess = 'read'", "`subpath` belongs to"),
-            ("special = 'project_roots'\nsubpath = '/x'\naccess = 'read'", "subpath `/x` is not"),
+            ("special = 'project_roots'\nsubpath = '/x'\naccess = 'read'", "subpath \"/x\" is not"),
         ] {
             let error = parse("mine", &format!("{head}[[entries]]\n{entry}\n")).unwrap_err().to_string();
             assert!(error.starts_with("policy file mine, line ") && error.contains(expect), "{error}");

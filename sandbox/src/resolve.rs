@@ -82,7 +82,8 @@ fn restricted(entries: &[wire::Entry], places: &Places<'_>, protect_nested: bool
         match &entry.target {
             Target::Glob(pattern) => globs.extend(places.glob(pattern)?),
             Target::Nothing(kind) if entry.access == wire::Access::Deny => {
-                grants.push(Grant::new(places.denied(kind)?, Access::Deny));
+                let skip_missing = entry.skip_missing;
+                grants.push(Grant { path: places.denied(kind)?, access: Access::Deny, skip_missing });
             }
             Target::ProjectRoots { .. } if entry.access == wire::Access::Deny && places.workspace_roots()?.is_empty() => {
                 return Err(no_roots("project_roots"));
@@ -488,12 +489,15 @@ mod tests {
 
     #[test]
     fn what_is_skipped_is_said() {
-        let skipping = r#"{"path":{"type":"path","path":"/a"},"access":"deny","missing_path_behavior":"skip"}"#;
-        let text = format!(
-            r#"{{"permissions":{{"type":"managed","network":"restricted","file_system":{{"type":"restricted","entries":[{skipping}]}}}},"windowsSandboxLevel":"disabled"}}"#
-        );
-        let policy = with(&text, None).unwrap().unwrap();
-        assert!(policy.files.sets().next().unwrap().entries[0].skip_missing);
+        let skipping = |path: &str| format!(r#"{{"path":{path},"access":"deny","missing_path_behavior":"skip"}}"#);
+        for path in [r#"{"type":"path","path":"/a"}"#, r#"{"type":"special","value":{"kind":"current_working_directory"}}"#] {
+            let text = format!(
+                r#"{{"permissions":{{"type":"managed","network":"restricted","file_system":{{"type":"restricted","entries":[{}]}}}},"windowsSandboxLevel":"disabled","cwd":"/c"}}"#,
+                skipping(path)
+            );
+            let policy = with(&text, None).unwrap().unwrap();
+            assert!(policy.files.sets().next().unwrap().entries[0].skip_missing, "{path}");
+        }
     }
 
     #[test]

@@ -87,6 +87,8 @@ fn special(value: &mut Object, access: Access) -> Result<Target, SandboxError> {
     })
 }
 
-fn is_plain_relative(path: &str) -> bool {
+/// Whether a text is a path below something: not empty, not absolute, without `..` and NUL.
+#[must_use]
+pub fn is_plain_relative(path: &str) -> bool {
     !path.is_empty() && !path.starts_with('/') && !path.contains('\0') && path.split('/').all(|part| part != "..")
 }

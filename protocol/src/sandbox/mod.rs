@@ -13,7 +13,7 @@ use crate::path::WirePath;
 use object::{Object, fail, fold};
 use serde_json::Value;
 
-pub use entry::below_home;
+pub use entry::{below_home, is_plain_relative};
 pub use object::is_near_miss;
 
 /// What a request may touch, as the client said it. Nothing here is resolved against a machine.
