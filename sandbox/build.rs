@@ -12,7 +12,7 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-const TABLES: [&str; 5] = ["worker", "process", "read-only", "network-off", "network-on"];
+const TABLES: [&str; 6] = ["worker", "process", "read-only", "shared-ipc", "no-network", "internet"];
 
 /// Name, seccompiler's name, the audit value of `linux/audit.h`.
 const ARCHITECTURES: [(&str, TargetArch, u32); 2] =

@@ -20,8 +20,9 @@ pub(crate) enum Command {
     Exec(Exec),
     /// Say what a policy allows of paths, why, and what would allow more. Nothing is confined, opened or changed.
     Explain(Explain),
-    /// Say what this kernel offers, and what each named policy would get.
-    Doctor,
+    /// Say what can be enforced here, what not and why, and what each named policy would get. Its status is 0 if processes can
+    /// be confined and given something to write to, otherwise 1.
+    Doctor(Doctor),
 }
 
 #[derive(Debug, Args)]
@@ -35,7 +36,7 @@ pub(crate) struct Serve {
     /// Seconds for which a detached session and a closed process are kept.
     #[arg(long, value_name = "SECONDS", default_value_t = 90, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub(crate) detached_retention: u64,
-    /// Start processes under policies with writable roots, although this version cannot keep them from .git and other
+    /// Where there are no namespaces, start processes under policies with writable roots all the same, although they are then not kept from .git and other
     /// protected names there, nor from chmod, chown, utime and xattr outside.
     #[arg(long)]
     pub(crate) allow_unprotected_metadata: bool,
@@ -49,12 +50,19 @@ pub(crate) struct Serve {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct Doctor {
+    /// As `environment/info` answers it under `enforcement`.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct Exec {
     /// The directory the command runs in, and the workspace that policies speak of.
     #[arg(long, value_name = "DIR", default_value = ".")]
     pub(crate) workspace: PathBuf,
     /// read-only, workspace-write, workspace-write-network, full-access, or a policy file (*.toml).
-    #[arg(long, value_name = "NAME|FILE", default_value = "read-only")]
+    #[arg(long, value_name = "NAME|FILE", default_value = "workspace-write")]
     pub(crate) policy: String,
     /// A running server; without it a gateway is started for this one command.
     #[arg(long, value_name = "URL", conflicts_with = "allow_unprotected_metadata")]

@@ -3,7 +3,8 @@
 use crate::Failure;
 use crate::args::Exec;
 use crate::policy;
-use portcullis::client::{ExecServerClient, ExecServerClientConnectOptions, Process, ProcessEvent};
+use portcullis::client::{ExecServerClient, ExecServerClientConnectOptions, ExecServerError, Process, ProcessEvent};
+use portcullis::protocol::denial::{Denial, Denials, Wanted};
 use portcullis::protocol::event::Stream;
 use portcullis::protocol::path::WirePath;
 use portcullis::protocol::process::{EnvPolicy, Inherit, StartParams};
@@ -12,6 +13,9 @@ use std::collections::BTreeMap;
 use std::io::{self, Write as _};
 use std::process::ExitCode;
 use tokio::signal::unix::{SignalKind, signal};
+
+/// Denials that are told of; the others are counted.
+const MOST_TOLD: usize = 10;
 
 /// Runs the command and returns its exit status.
 pub(crate) async fn run(options: &Exec) -> Result<ExitCode, Failure> {
@@ -41,7 +45,11 @@ pub(crate) async fn run(options: &Exec) -> Result<ExitCode, Failure> {
 }
 
 async fn start_and_follow(client: ExecServerClient, params: &StartParams) -> Result<ExitCode, Failure> {
-    let process = client.start(params).await?;
+    let process = client.start(params).await.inspect_err(|error| {
+        if let ExecServerError::Server(error) = error {
+            tell(&Denials { list: error.denials(), more: 0 });
+        }
+    })?;
     drop(client);
     follow(process).await
 }
@@ -50,7 +58,7 @@ async fn start_and_follow(client: ExecServerClient, params: &StartParams) -> Res
 async fn follow(mut process: Process) -> Result<ExitCode, Failure> {
     let mut interrupts = signal(SignalKind::interrupt())?;
     let mut terminations = signal(SignalKind::terminate())?;
-    let (mut code, mut interrupted) = (None, false);
+    let (mut ended, mut interrupted) = (None, false);
     loop {
         let event = tokio::select! {
             event = process.event() => event,
@@ -78,13 +86,47 @@ async fn follow(mut process: Process) -> Result<ExitCode, Failure> {
                 stdout.write_all(&chunk)?;
                 stdout.flush()?;
             }
-            Some(ProcessEvent::Exited { code: status, .. }) => code = Some(status),
+            Some(ProcessEvent::Exited { code, denials, .. }) => ended = Some((code, denials)),
             Some(ProcessEvent::Closed { .. }) => break,
             None => return Err("the link to the gateway ended before the command did; whether it still runs is not known".into()),
         }
     }
-    let code = code.ok_or("the command closed without an exit status")?;
+    let (code, denials) = ended.ok_or("the command closed without an exit status")?;
+    if code != 0 {
+        tell(&denials);
+    }
     Ok(ExitCode::from(u8::try_from(code & 0xff).unwrap_or(u8::MAX)))
+}
+
+/// Says on standard error what was denied, and what would allow it.
+fn tell(denials: &Denials) {
+    let mut stderr = io::stderr().lock();
+    for line in told(denials) {
+        // A program chooses the names that it is denied, and they are no orders to this terminal.
+        let line = line.replace(char::is_control, "\u{fffd}");
+        let _stderr_closed = writeln!(stderr, "portcullis: {line}");
+    }
+}
+
+fn told(denials: &Denials) -> Vec<String> {
+    let word = |access: Wanted| if access == Wanted::Write { "write" } else { "read" };
+    let mut lines: Vec<String> = denials
+        .list
+        .iter()
+        .take(MOST_TOLD)
+        .map(|Denial { path, access, rule, grant, .. }| {
+            let remedy = grant.as_ref().map_or_else(
+                || "no entry would allow it".to_owned(),
+                |entry| format!("to allow it: an entry with path `{}` and access `{}`", entry.path.path, word(entry.access)),
+            );
+            format!("denied: {} {path} ({rule}); {remedy}", word(*access))
+        })
+        .collect();
+    let more = denials.more + denials.list.len().saturating_sub(MOST_TOLD) as u64;
+    if more > 0 {
+        lines.push(format!("denied: {more} more"));
+    }
+    lines
 }
 
 fn start_params(options: &Exec) -> Result<StartParams, Failure> {
@@ -116,5 +158,34 @@ fn assignment(variable: &str) -> Result<(String, String), Failure> {
     match std::env::var(variable) {
         Ok(value) => Ok((variable.to_owned(), value)),
         Err(error) => Err(format!("--env {variable}: {error}; write {variable}=VALUE").into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use portcullis::protocol::denial::{Layer, SuggestedEntry, SuggestedPath};
+
+    fn denial(nth: usize) -> Denial {
+        let (path, rule) = (format!("/etc/{nth}"), "entry read `/`".to_owned());
+        Denial { path, access: Wanted::Write, layer: Layer::Mounts, rule, grant: None }
+    }
+
+    #[test]
+    fn a_denial_is_told_with_its_rule_and_remedy() {
+        let path = SuggestedPath { r#type: "path".to_owned(), path: "file:///etc".to_owned() };
+        let grant = Some(SuggestedEntry { path, access: Wanted::Write });
+        let denials = Denials { list: vec![denial(1), Denial { grant, ..denial(2) }], more: 0 };
+        let expect = [
+            "denied: write /etc/1 (entry read `/`); no entry would allow it",
+            "denied: write /etc/2 (entry read `/`); to allow it: an entry with path `file:///etc` and access `write`",
+        ];
+        assert_eq!(told(&denials), expect);
+    }
+
+    #[test]
+    fn the_first_are_told_and_the_rest_counted() {
+        let lines = told(&Denials { list: (0..12).map(denial).collect(), more: 5 });
+        assert_eq!((lines.len(), lines[10].as_str()), (11, "denied: 7 more"));
     }
 }

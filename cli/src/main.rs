@@ -37,10 +37,6 @@ const FAILED_EXEC: u8 = 125;
 type Failure = Box<dyn std::error::Error>;
 
 fn run(command: Command) -> Result<ExitCode, Failure> {
-    if let Command::Doctor = command {
-        doctor::print(&mut io::stdout())?;
-        return Ok(ExitCode::SUCCESS);
-    }
     if let Command::Explain(options) = &command {
         explain::print(options, &mut io::stdout())?;
         return Ok(ExitCode::SUCCESS);
@@ -62,7 +58,8 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
                 .map_err(Failure::from)
         }
         Command::Exec(options) => runtime.block_on(exec::run(&options)),
-        Command::Doctor | Command::Explain(_) => Ok(ExitCode::SUCCESS),
+        Command::Doctor(options) => runtime.block_on(doctor::run(options.json)),
+        Command::Explain(_) => Ok(ExitCode::SUCCESS),
     };
     // A read of standard input may still block a thread of the runtime; nothing waits for it.
     runtime.shutdown_background();

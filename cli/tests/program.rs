@@ -90,14 +90,40 @@ fn a_hidden_role_started_by_hand_says_so_and_ends_with_122() {
     }
 }
 
+fn text_of<'a>(layer: &'a serde_json::Value, member: &str) -> &'a str {
+    layer[member].as_str().expect("text")
+}
+
 #[test]
 fn doctor_names_layers_and_policies() {
     let report = portcullis(&["doctor"]);
-    assert!(report.status.success());
+    let status = report.status.code();
     let report = text(&report.stdout);
-    for word in ["kernel", "landlock", "seccomp", "policy read-only", "policy workspace-write", "policy full-access"] {
+    for word in [
+        "kernel",
+        "landlock",
+        "seccomp",
+        "namespaces",
+        "own proc",
+        "cgroup v2",
+        "policy read-only",
+        "policy workspace-write",
+        "policy full-access",
+    ] {
         assert!(report.contains(word), "{word} is not in:\n{report}");
     }
+    let json = portcullis(&["doctor", "--json"]);
+    let found: serde_json::Value = serde_json::from_slice(&json.stdout).expect("JSON");
+    let layers = found["layers"].as_array().expect("layers");
+    let has = |name: &str| layers.iter().any(|layer| layer["name"] == name && layer["available"] == true);
+    let can_write = ["landlock", "seccomp", "namespaces"].into_iter().all(has);
+    assert_eq!((status, json.status.code()), (Some(i32::from(!can_write)), Some(i32::from(!can_write))), "{found}");
+    assert_eq!(has("namespaces"), found["namespaces"].get("available").is_some(), "{found}");
+    for layer in layers.iter().filter(|layer| layer["available"] == false) {
+        assert!(!text_of(layer, "reason").is_empty() && !text_of(layer, "remedy").is_empty(), "{layer}");
+    }
+    // What the gateway would refuse is what the report says.
+    assert_eq!(can_write, !report.contains("processes refused unless"), "{report}");
 }
 
 #[test]

@@ -143,9 +143,15 @@ fn unwritable(method: &str, error: &serde_json::Error) -> ExecServerError {
 mod tests {
     use super::*;
     use crate::ProcessEvent;
+    use portcullis_protocol::denial::{Denial, Denials, Layer, Wanted};
     use portcullis_protocol::event::{Event, Stream};
     use portcullis_protocol::path::WirePath;
     use portcullis_protocol::rpc::{Id, Message, RpcError};
+
+    fn denial() -> Denial {
+        let rule = "an entry for reading".to_owned();
+        Denial { path: "/etc/x".to_owned(), access: Wanted::Write, layer: Layer::Mounts, rule, grant: None }
+    }
 
     /// A server that starts what it is asked to but for the id `taken`.
     async fn serve(mut requests: mpsc::Receiver<String>, answers: mpsc::Sender<String>) {
@@ -154,7 +160,7 @@ mod tests {
             let answer = match (&*method, params.map_or("", |params| params.get())) {
                 ("initialize", _) => rpc::result_text(&id, &serde_json::json!({"sessionId": "s"})).unwrap(),
                 (_, params) if params.contains("taken") => {
-                    rpc::error_text(&id, &RpcError::new(-32600, "process taken already exists"))
+                    rpc::error_text(&id, &RpcError::new(-32600, "process taken already exists").with_denials(&[denial()]))
                 }
                 (_, _) => rpc::result_text(&id, &serde_json::json!({"processId": "p"})).unwrap(),
             };
@@ -162,6 +168,8 @@ mod tests {
             if id == Id::Number(4) {
                 let output = Event::Output { stream: Stream::Stdout, chunk: b"x".to_vec() };
                 answers.send(output.notification("p", 1)).await.unwrap();
+                let denials = Arc::new(Denials { list: vec![denial()], more: 2 });
+                answers.send(Event::Exited { code: 1, denials }.notification("p", 2)).await.unwrap();
             }
         }
     }
@@ -177,9 +185,12 @@ mod tests {
         assert!(matches!(client.start(&start("p")).await, Err(ExecServerError::InUse(id)) if id == "p"));
         // A start that the server refuses is forgotten, so that it can be tried again.
         for _twice in 0..2 {
-            assert!(matches!(client.start(&start("taken")).await, Err(ExecServerError::Server(_))));
+            let refused = client.start(&start("taken")).await;
+            assert!(matches!(refused, Err(ExecServerError::Server(error)) if error.denials() == [denial()]));
         }
         assert_eq!(first.event().await, Some(ProcessEvent::Output { seq: 1, stream: Stream::Stdout, chunk: b"x".to_vec() }));
+        let denials = Denials { list: vec![denial()], more: 2 };
+        assert_eq!(first.event().await, Some(ProcessEvent::Exited { seq: 2, code: 1, denied: true, denials }));
         drop((first, client));
         task.await.unwrap();
         server.await.unwrap();

@@ -13,7 +13,7 @@ pub enum ExecServerError {
         /// Why not.
         reason: String,
     },
-    /// The server refused, or the operation failed there.
+    /// The server refused, or the operation failed there. What a policy denied is in its [`RpcError::denials`].
     #[error("{}", .0.message)]
     Server(RpcError),
     /// This client follows a process of that id.

@@ -1,6 +1,7 @@
 //! A process on the server.
 
 use crate::{ExecServerClient, ExecServerError};
+use portcullis_protocol::denial::Denials;
 use portcullis_protocol::event::Stream;
 use portcullis_protocol::fs::Empty;
 use portcullis_protocol::process::{Signal, SignalParams, StartResult, TerminateParams, TerminateResult};
@@ -24,8 +25,10 @@ pub enum ProcessEvent {
         seq: u64,
         /// Its status, or 128 + the signal that ended it.
         code: i32,
-        /// Whether the sandbox saw that it refused something.
+        /// Whether it failed and its sandbox was seen to refuse something.
         denied: bool,
+        /// What its sandbox was seen to refuse.
+        denials: Denials,
     },
     /// It ended and all its streams did. Nothing follows.
     Closed {

@@ -2,6 +2,7 @@
 
 use crate::ExecServerError;
 use crate::process::ProcessEvent;
+use portcullis_protocol::denial::Denials;
 use portcullis_protocol::method::Notice;
 use portcullis_protocol::process::{ClosedNotice, ExitedNotice, OutputNotice};
 use portcullis_protocol::rpc::{self, Id, Message};
@@ -119,8 +120,10 @@ impl Task {
             Ok(Some(Notice::Output(OutputNotice { process_id, seq, stream, chunk }))) => {
                 (process_id, ProcessEvent::Output { seq, stream, chunk: chunk.0 })
             }
-            Ok(Some(Notice::Exited(ExitedNotice { process_id, seq, exit_code, sandbox_denied }))) => {
-                (process_id, ProcessEvent::Exited { seq, code: exit_code, denied: sandbox_denied })
+            Ok(Some(Notice::Exited(exited))) => {
+                let ExitedNotice { process_id, seq, exit_code: code, sandbox_denied: denied, denials, denials_more } = exited;
+                let denials = Denials { list: denials, more: denials_more };
+                (process_id, ProcessEvent::Exited { seq, code, denied, denials })
             }
             Ok(Some(Notice::Closed(ClosedNotice { process_id, seq }))) => (process_id, ProcessEvent::Closed { seq }),
             Ok(Some(Notice::MissingChanged(_)) | None) | Err(_) => return,

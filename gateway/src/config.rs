@@ -34,7 +34,7 @@ pub struct Config {
     pub retention: Duration,
     /// After this long a file call is lost and its worker killed, so that one hung call stops nothing.
     pub fs_deadline: Duration,
-    /// Accept write policies for processes although this version cannot keep a process from changing protected metadata.
+    /// Where there are no namespaces, accept write policies for processes although nothing keeps them from protected metadata.
     pub allow_unprotected_metadata: bool,
     /// The operator's ceiling: every request gets what both it and this allow, and a request that asks for no sandbox gets this.
     /// None leaves the decision to the clients.

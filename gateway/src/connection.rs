@@ -12,7 +12,7 @@ use crate::link::{Incoming, Link, Outgoing};
 use crate::policies::{Named, Policies};
 use crate::reply;
 use crate::session::{AttachError, Attachment, Command, SessionHandle, Turn};
-use portcullis_protocol::environment::EnvironmentStatus;
+use portcullis_protocol::environment::{EnvironmentInfo, EnvironmentStatus};
 use portcullis_protocol::fs::{Empty, HandleParams};
 use portcullis_protocol::helper::{FsDone, FsOperation, MAX_BODY};
 use portcullis_protocol::init::{InitializeParams, InitializeResult};
@@ -167,7 +167,11 @@ impl Connection {
     async fn route(&mut self, id: Id, call: Call) -> Result<(), RpcError> {
         match call {
             Call::Initialize(params) => self.initialize(id, params).await,
-            Call::EnvironmentInfo => self.answer(&id, &self.core.environment).await,
+            Call::EnvironmentInfo(params) if params.enforcement => {
+                let enforcement = Some(Box::new(self.core.enforcement.clone()));
+                self.answer(&id, &EnvironmentInfo { enforcement, ..self.core.environment.clone() }).await
+            }
+            Call::EnvironmentInfo(_) => self.answer(&id, &self.core.environment).await,
             Call::EnvironmentStatus => self.answer(&id, &EnvironmentStatus { status: "ready".to_owned() }).await,
             Call::ProcessStart(params) => self.start(id, params).await,
             Call::ProcessRead(params) => self.ask(id, |reply| Command::Read { params, reply }).await,
@@ -379,7 +383,7 @@ fn is_control(call: &Call) -> bool {
     matches!(
         call,
         Call::Initialize(_)
-            | Call::EnvironmentInfo
+            | Call::EnvironmentInfo(_)
             | Call::EnvironmentStatus
             | Call::ProcessSignal(_)
             | Call::ProcessTerminate(_)

@@ -6,18 +6,20 @@ use crate::environment;
 use crate::helper::pool::Pool;
 use crate::helper::spawner::{Spawner, SpawnerError};
 use crate::link::Link;
+use crate::peer::Peers;
 use crate::policies::{Named, Policies};
 use crate::process::launch;
 use crate::registry::Registry;
 use crate::reply;
 use crate::session::{self, Command, SessionConfig, SessionHandle, Turn};
-use portcullis_protocol::environment::EnvironmentInfo;
+use portcullis_protocol::environment::{Enforcement, EnvironmentInfo};
 use portcullis_protocol::helper::HIDDEN_FLAG;
 use portcullis_protocol::process::StartParams;
 use portcullis_protocol::rpc::{RpcError, code};
 use portcullis_sandbox::policy::Policy;
 use portcullis_sandbox::report;
 use portcullis_sandbox::resolve::Machine;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -63,6 +65,8 @@ pub(crate) struct Core {
     /// What no request may exceed.
     pub(crate) ceiling: Option<Named>,
     pub(crate) environment: EnvironmentInfo,
+    /// What can be enforced here, as found at the start.
+    pub(crate) enforcement: Enforcement,
     pub(crate) registry: Registry,
     pub(crate) pool: Pool,
     spawner: Spawner,
@@ -115,6 +119,7 @@ impl Gateway {
             machine: Machine::here(config.variable("TMPDIR")),
             ceiling: config.ceiling.clone().map(Named::new),
             environment: environment::describe(&config),
+            enforcement: report::enforcement(spawner.namespaces()),
             registry: Registry::default(),
             pool: pool.clone(),
             spawner,
@@ -153,6 +158,17 @@ impl Gateway {
         Readiness { closing: self.closing.clone(), spawner: self.core.spawner.clone() }
     }
 
+    /// Tells the clients of a listener from what this gateway started itself.
+    pub(crate) fn peers(&self, local: SocketAddr) -> Peers {
+        Peers::new(local, self.core.spawner.clone())
+    }
+
+    /// What can be enforced here, and what not and why.
+    #[must_use]
+    pub fn enforcement(&self) -> &Enforcement {
+        &self.core.enforcement
+    }
+
     /// Ends every connection, session, process and helper, and waits for them, a few seconds at most.
     pub async fn shutdown(self) {
         self.closing.cancel();
@@ -183,13 +199,13 @@ impl Core {
         let _closing = self.work.send(Work::Linger(turn, ended)).await;
     }
 
-    /// The policy that a process is started under; refused if this version cannot hold it to it.
+    /// The policy that a process is started under; refused if nothing here can hold it to it.
     pub(crate) fn process_policy(&self, policies: &Policies, params: &StartParams) -> Result<Option<Arc<Policy>>, RpcError> {
         let refused = |text: String| RpcError::new(code::INVALID_PARAMS, format!("process/start {}: {text}", params.process_id));
         let cwd = launch::working_directory(params)?;
         let named = policies.for_process(params.sandbox.as_deref(), cwd).map_err(|error| refused(error.message))?;
         let Some(named) = named else { return Ok(None) };
-        let mut open = report::process_gaps(&named.policy);
+        let mut open = report::process_gaps(&named.policy, self.spawner.namespaces());
         open.retain(|gap| !(gap.waivable && self.config.allow_unprotected_metadata));
         if open.is_empty() {
             Ok(Some(named.policy))
@@ -224,6 +240,7 @@ async fn own(core: Arc<Core>, mut queue: mpsc::Receiver<Work>, closing: Cancella
                     sessions.spawn(async move {
                         task.await;
                         core.registry.remove(&id);
+                        core.spawner.end_session(&id).await;
                         core.pool.forget(id).await;
                     });
                 }

@@ -36,6 +36,7 @@ pub(crate) fn describe(config: &Config) -> EnvironmentInfo {
         temporary_directories: Vec::new(),
         temp_dir: wire(&temp),
         capabilities: Capabilities { sandboxed_file_streaming: true, file_write_streaming: true, ..Capabilities::default() },
+        enforcement: None,
     }
 }
 

@@ -20,6 +20,7 @@ mod handshake;
 mod helper;
 mod link;
 mod listen;
+mod peer;
 mod policies;
 mod process;
 mod registry;

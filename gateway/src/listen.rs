@@ -3,6 +3,7 @@
 use crate::config::{Config, ExecServerRuntimePaths};
 use crate::core::{Gateway, Readiness, StartError};
 use crate::link::{Link, LinkEnd, Outgoing};
+use crate::peer::Peers;
 use crate::stdio;
 use axum::Router;
 use axum::body::Bytes;
@@ -170,13 +171,19 @@ async fn serve_websocket(address: SocketAddr, config: Config, stop: &Cancellatio
         "clients give no credential: within the operator's policy, every program of this machine that reaches"
     };
     tracing::warn!("{bound} ws://{local} says itself what its requests may touch");
+    let peers = gateway.peers(local);
+    if let Err(reason) = peers.can_be_told() {
+        tracing::warn!(
+            "whose connection is whose cannot be told on this machine ({reason}): once a confined process with network was started, no new connection is served; offer sock_diag (CONFIG_INET_DIAG) and /proc to the gateway"
+        );
+    }
     let listener = axum::serve::ListenerExt::tap_io(listener, |socket| {
         // Without this a reply and the notification behind it wait 40 ms for the client's delayed acknowledgement.
         if let Err(error) = socket.set_nodelay(true) {
             tracing::debug!("TCP_NODELAY: {error}");
         }
     });
-    let app = routes(Serving { upgrades: Arc::new(upgrades), readiness: gateway.readiness() })
+    let app = routes(Serving { upgrades: Arc::new(upgrades), readiness: gateway.readiness(), peers })
         .into_make_service_with_connect_info::<SocketAddr>();
     let server = axum::serve(listener, app).with_graceful_shutdown(stop.clone().cancelled_owned());
     let mut server = tokio::spawn(server.into_future());
@@ -219,6 +226,7 @@ struct Upgraded {
 struct Serving {
     upgrades: Arc<mpsc::Sender<Upgraded>>,
     readiness: Readiness,
+    peers: Peers,
 }
 
 fn routes(serving: Serving) -> Router {
@@ -244,6 +252,9 @@ async fn upgrade(
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
     upgrade: WebSocketUpgrade,
 ) -> Response {
+    if let Err(error) = serving.peers.admit(peer).await {
+        return (StatusCode::FORBIDDEN, format!("{error}\n")).into_response();
+    }
     upgrade.max_frame_size(FRAME).max_message_size(MESSAGE).on_upgrade(move |socket| async move {
         let _shutting_down = serving.upgrades.send(Upgraded { socket, peer }).await;
     })

@@ -14,12 +14,16 @@ pub(crate) fn foreign_path(error: &PathError) -> RpcError {
 /// Of a file call that failed. `attempt` says what was tried on what, as in `fs/readFile /etc/shadow`.
 pub(crate) fn fs_error(attempt: &str, error: &FsError) -> RpcError {
     let number = match error {
-        FsError::Os(errno) | FsError::Denied(errno) | FsError::Partial { errno, .. } => os_code(*errno),
+        FsError::Os(errno) | FsError::Denied(errno, _) | FsError::Partial { errno, .. } => os_code(*errno),
         FsError::NotAFile(_) | FsError::TooLarge(_) | FsError::Link => code::INVALID_REQUEST,
         FsError::Unsupported(_) => code::INVALID_REQUEST,
         FsError::RecursiveNoFollow | FsError::Stale => code::INTERNAL,
     };
-    RpcError::new(number, format!("{attempt}: {error}"))
+    let answer = RpcError::new(number, format!("{attempt}: {error}"));
+    match error {
+        FsError::Denied(_, Some(denial)) => answer.with_denials(std::slice::from_ref(denial)),
+        _unexplained => answer,
+    }
 }
 
 /// Of a worker that did not answer.
@@ -87,7 +91,7 @@ mod tests {
 
     #[test]
     fn texts_say_what_was_attempted_on_what() {
-        let error = fs_error("fs/writeFile /etc/x", &FsError::Denied(30));
+        let error = fs_error("fs/writeFile /etc/x", &FsError::Denied(30, None));
         assert_eq!(error.message, "fs/writeFile /etc/x: the request's policy refuses it: Read-only file system (os error 30)");
     }
 }

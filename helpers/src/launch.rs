@@ -4,13 +4,17 @@
 //! and working directory are looked at by a process that can do no more than the program itself.
 
 use crate::dispatch::complain;
+use crate::frames::send_all;
 use crate::sys;
+use portcullis_protocol::denial::{Denial, Layer, SuggestedEntry, Wanted};
 use portcullis_protocol::helper::{
     BUILD, CONTROL_DESCRIPTOR, Command, Enforced, HIDDEN_FLAG, Role, Step, StepFailed, decode, encode,
 };
-use portcullis_protocol::path::Bytes;
-use portcullis_sandbox::enforce::{self, Choices};
-use portcullis_sandbox::policy::Policy;
+use portcullis_protocol::path::{AbsolutePath, Bytes};
+use portcullis_sandbox::compiled::Compiled;
+use portcullis_sandbox::enforce::{self, Choices, Own};
+use portcullis_sandbox::observe;
+use portcullis_sandbox::policy::{Access, Policy};
 use portcullis_sandbox::roots::Roots;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal};
@@ -34,10 +38,13 @@ const EXIT_FAILED: i32 = 127;
 /// What a launcher is to start.
 #[derive(Debug)]
 pub(crate) struct Order {
+    pub(crate) session: String,
     pub(crate) tty: bool,
     pub(crate) policy: Option<Bytes>,
     pub(crate) allow_unprotected: bool,
     pub(crate) command: Bytes,
+    /// The policy restricts files, so that it gets a view of its own where there can be one.
+    pub(crate) own_view: bool,
     /// Standard input, output and error; with a tty the one terminal.
     pub(crate) descriptors: Vec<OwnedFd>,
 }
@@ -51,7 +58,7 @@ pub(crate) enum Report {
     Failed(StepFailed),
 }
 
-/// Goes all the way in a forked child.
+/// Confines itself and executes the command, in a forked child.
 pub(crate) fn process(order: Order, result: &OwnedFd, spawner: Pid) -> ! {
     // A panic must not unwind into the spawner's frames, of which this child has a copy.
     let ended = catch_unwind(AssertUnwindSafe(|| steps(order, result.as_fd(), spawner)));
@@ -59,7 +66,7 @@ pub(crate) fn process(order: Order, result: &OwnedFd, spawner: Pid) -> ! {
         Ok(Err(failure)) => failure,
         Err(_panic) => failed(Step::Frame, "start: the launcher panicked", None),
     };
-    report(result.as_fd(), &Report::Failed(failure));
+    report_failure(result.as_fd(), failure);
     sys::end(EXIT_FAILED)
 }
 
@@ -76,59 +83,137 @@ fn steps(order: Order, result: BorrowedFd<'_>, spawner: Pid) -> Result<Never, St
         return Err(failed(Step::Machine, "start: the spawner is gone", Some(Errno::SRCH)));
     }
 
-    // No signal is blocked or ignored in a program that a shell would start.
-    sys::default_signals();
-
-    // A session and a process group of its own.
-    rustix::process::setsid().map_err(machine("start a session"))?;
-
-    // The terminal controls the session.
-    if order.tty {
-        take_terminal(descriptors[0])?;
-    }
-
     // Standard descriptors, and nothing else but the result pipe, which closes at execve.
-    let sources = if order.tty { [descriptors[0]; 3] } else { [descriptors[0], descriptors[1], descriptors[2]] };
+    place_standard(&descriptors, order.tty)?;
+    close_all_but(&[result.as_raw_fd()])?;
+
+    begin_session(order.tty)?;
+
+    // Confinement, before anything of the command is decoded.
+    let choices = Choices { allow_unprotected: order.allow_unprotected, tty: order.tty };
+    let confined = order.policy.as_ref().map(|policy| confine(policy, choices)).transpose()?;
+    let (enforced, rules) = confined.map_or((Enforced::default(), None), |(enforced, rules)| (enforced, Some(rules)));
+
+    // Only now the client's words.
+    execute(&order.command, enforced, rules.as_ref(), result)
+}
+
+/// What a launcher inside a sandbox has to go on with.
+pub(crate) struct Inside<'a> {
+    pub(crate) command: &'a Bytes,
+    pub(crate) policy: &'a Policy,
+    pub(crate) roots: &'a Roots,
+    pub(crate) own: &'a Own,
+    pub(crate) choices: Choices,
+    /// Where init takes the descriptor on which changes are told.
+    pub(crate) outgoing: BorrowedFd<'a>,
+    pub(crate) result: BorrowedFd<'a>,
+}
+
+/// Goes the rest of the way in a child of a sandbox's init, in which the descriptors are in place.
+pub(crate) fn inside(inside: &Inside<'_>) -> ! {
+    let ended = catch_unwind(AssertUnwindSafe(|| steps_inside(inside)));
+    let failure = match ended {
+        Ok(Err(failure)) => failure,
+        Err(_panic) => failed(Step::Frame, "start: the launcher panicked", None),
+    };
+    report_failure(inside.result, failure);
+    sys::end(EXIT_FAILED)
+}
+
+fn steps_inside(inside: &Inside<'_>) -> Result<Never, StepFailed> {
+    begin_session(inside.choices.tty)?;
+    let rules = tables(inside.policy, inside.roots)?;
+    let mut enforced = enforce::process(inside.policy, inside.roots, &rules, Some(inside.own), inside.choices)?;
+
+    // What is tried from now on is told to init, if this kernel can; nothing of the confinement depends on it.
+    if let Ok(listener) = observe::tell_of_changes() {
+        let frame = encode(&(), b"", 1).map_err(|error| failed(Step::Frame, &error.to_string(), None))?;
+        let sent = send_all(inside.outgoing, &frame, Some(listener.as_fd()));
+        sent.map_err(machine("hand the descriptor for what is told to init"))?;
+        enforced.observed = true;
+    }
+    execute(inside.command, enforced, Some(&rules), inside.result)
+}
+
+/// A session and a process group of its own; no signal is blocked or ignored in a program that a shell would start.
+fn begin_session(tty: bool) -> Result<(), StepFailed> {
+    sys::default_signals();
+    rustix::process::setsid().map_err(machine("start a session"))?;
+    // The terminal controls the session.
+    if tty {
+        rustix::process::ioctl_tiocsctty(rustix::stdio::stdin())
+            .map_err(|errno| system(Step::Execute, "make the terminal control the process")(errno.into()))?;
+    }
+    Ok(())
+}
+
+/// Decodes the client's command and executes it.
+fn execute(command: &Bytes, enforced: Enforced, rules: Option<&Compiled>, result: BorrowedFd<'_>) -> Result<Never, StepFailed> {
+    let command: Command =
+        decode(&command.0).map_err(|error| failed(Step::Frame, &format!("decode the command: {error}"), None))?;
+    let program = Program::new(&command)?;
+    rustix::process::chdir(command.cwd.as_path()).map_err(|errno| {
+        let attempt = format!("change to directory `{}`", command.cwd);
+        let denial = rules.and_then(|rules| denial(rules, command.cwd.as_path()));
+        StepFailed { denial, ..failed(Step::Execute, &attempt, Some(errno)) }
+    })?;
+    report(result, &Report::AboutToExec(enforced));
+    let failure = program.execute();
+    let name = Path::new(OsStr::from_bytes(&program.name));
+    let denial =
+        rules.filter(|_| program.name.contains(&b'/')).and_then(|rules| denial(rules, &command.cwd.as_path().join(name)));
+    Err(StepFailed { denial, ..failure })
+}
+
+/// What the policy has to do with a path that could not be used, if it has: a denied program looks like a missing one.
+fn denial(rules: &Compiled, path: &Path) -> Option<Box<Denial>> {
+    let real = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    if rules.verdict(&real).is_granted() {
+        return None;
+    }
+    let (rule, entry) = rules.why(&real, Access::Read, |_| true);
+    let grant = entry.and_then(|(path, _)| AbsolutePath::new(path).ok()).map(|path| SuggestedEntry::new(&path, Wanted::Read));
+    let path = path.to_string_lossy().into_owned();
+    Some(Box::new(Denial { path, access: Wanted::Read, layer: Layer::Launcher, rule, grant }))
+}
+
+/// Makes the received descriptors the standard ones.
+pub(crate) fn place_standard(descriptors: &[RawFd], tty: bool) -> Result<(), StepFailed> {
+    let sources = match descriptors {
+        [terminal] if tty => [*terminal; 3],
+        [stdin, stdout, stderr] if !tty => [*stdin, *stdout, *stderr],
+        _wrong => return Err(failed(Step::Frame, "start: wrong number of descriptors", Some(Errno::INVAL))),
+    };
     for (number, from) in (0..).zip(sources) {
         sys::place(from, number).map_err(system(Step::Machine, "place the standard descriptors"))?;
     }
-    close_others(result.as_raw_fd())?;
-
-    // Confinement, before anything of the command is decoded.
-    let enforced = confine(order.policy.as_ref(), Choices { allow_unprotected: order.allow_unprotected, tty: order.tty })?;
-
-    // Only now the client's words.
-    let command: Command =
-        decode(&order.command.0).map_err(|error| failed(Step::Frame, &format!("decode the command: {error}"), None))?;
-    let program = Program::new(&command)?;
-    rustix::process::chdir(command.cwd.as_path()).map_err(execute(format!("change to directory `{}`", command.cwd)))?;
-    report(result, &Report::AboutToExec(enforced));
-    Err(program.execute())
+    Ok(())
 }
 
-fn take_terminal(number: RawFd) -> Result<(), StepFailed> {
-    let fail = system(Step::Execute, "make the terminal control the process");
-    // A copy that is closed at execve at the latest, because the number itself is about to be reused.
-    let terminal = sys::take(number).ok_or_else(|| fail(io::Error::from_raw_os_error(libc::EBADF)))?;
-    let taken = rustix::process::ioctl_tiocsctty(&terminal);
-    std::mem::forget(terminal);
-    taken.map_err(|errno| fail(errno.into()))
-}
-
-fn close_others(result: RawFd) -> Result<(), StepFailed> {
+/// Closes every descriptor but the standard ones and those named.
+pub(crate) fn close_all_but(kept: &[RawFd]) -> Result<(), StepFailed> {
     let fail = || system(Step::Machine, "close the descriptors of the spawner");
-    let result = u32::try_from(result).map_err(|_| fail()(io::Error::from_raw_os_error(libc::EBADF)))?;
-    sys::close_range(3, result.saturating_sub(1)).map_err(fail())?;
-    sys::close_range(result + 1, u32::MAX).map_err(fail())
+    let mut kept: Vec<u32> = kept.iter().filter_map(|number| u32::try_from(*number).ok()).collect();
+    kept.sort_unstable();
+    let mut from = 3;
+    for number in kept {
+        sys::close_range(from, number.saturating_sub(1)).map_err(fail())?;
+        from = number + 1;
+    }
+    sys::close_range(from, u32::MAX).map_err(fail())
 }
 
-fn confine(policy: Option<&Bytes>, choices: Choices) -> Result<Enforced, StepFailed> {
-    let Some(Bytes(policy)) = policy else {
-        return Ok(Enforced::default());
-    };
+fn confine(Bytes(policy): &Bytes, choices: Choices) -> Result<(Enforced, Compiled), StepFailed> {
     let policy = Policy::decode(policy).map_err(|error| failed(Step::Frame, &format!("decode the policy: {error}"), None))?;
     let roots = Roots::open(&policy)?;
-    Ok(enforce::process(&policy, &roots, choices)?)
+    let rules = tables(&policy, &roots)?;
+    Ok((enforce::process(&policy, &roots, &rules, None, choices)?, rules))
+}
+
+/// The policy's tables, with its paths as they are on this machine.
+pub(crate) fn tables(policy: &Policy, roots: &Roots) -> Result<Compiled, StepFailed> {
+    Compiled::new(policy, |path| roots.resolve(path)).map_err(|error| failed(Step::Enforce, &error.to_string(), None))
 }
 
 /// Becomes a worker: this executable again, with nothing but its sockets and the error stream.
@@ -163,7 +248,7 @@ fn prepare_worker(stdio: &OwnedFd, control: &OwnedFd, spawner: Pid) -> io::Resul
     sys::place(stdio.as_raw_fd(), 0)?;
     sys::place(stdio.as_raw_fd(), 1)?;
     sys::place(control.as_raw_fd(), CONTROL_DESCRIPTOR)?;
-    sys::close_range(4, u32::MAX)
+    sys::close_range(CONTROL_DESCRIPTOR.unsigned_abs() + 1, u32::MAX)
 }
 
 /// A command line in the form that `execve` takes.
@@ -238,6 +323,10 @@ impl Program {
     }
 }
 
+pub(crate) fn report_failure(result: BorrowedFd<'_>, failure: StepFailed) {
+    report(result, &Report::Failed(failure));
+}
+
 fn report(result: BorrowedFd<'_>, report: &Report) {
     // Neither part can be lost: a report is far smaller than its bound, and than the empty pipe it is written to. If the
     // spawner is gone, so is this process.
@@ -251,15 +340,11 @@ pub(crate) fn failed(step: Step, attempt: &str, errno: Option<Errno>) -> StepFai
     StepFailed { step, attempt: attempt.to_owned(), errno: errno.map_or(0, Errno::raw_os_error), denial: None }
 }
 
-fn machine(attempt: &'static str) -> impl Fn(Errno) -> StepFailed {
+pub(crate) fn machine(attempt: &'static str) -> impl Fn(Errno) -> StepFailed {
     move |errno| failed(Step::Machine, attempt, Some(errno))
 }
 
-fn execute(attempt: String) -> impl Fn(Errno) -> StepFailed {
-    move |errno| failed(Step::Execute, &attempt, Some(errno))
-}
-
-fn system(step: Step, attempt: &str) -> impl Fn(io::Error) -> StepFailed {
+pub(crate) fn system(step: Step, attempt: &str) -> impl Fn(io::Error) -> StepFailed {
     let attempt = attempt.to_owned();
     move |error| StepFailed { step, attempt: attempt.clone(), errno: error.raw_os_error().unwrap_or(0), denial: None }
 }

@@ -13,12 +13,18 @@
 #![deny(unsafe_code)]
 
 mod children;
+mod cover;
 mod dispatch;
 mod frames;
 mod fs;
+mod init;
 mod launch;
+mod pending;
+mod probe;
 mod spawner;
 mod sys;
+mod tether;
+mod told;
 mod worker;
 
 pub use dispatch::dispatch;

@@ -4,23 +4,25 @@
 //! learns how a child ended. It never waits for one child, for the gateway, or for a launcher: everything that can take
 //! time is a descriptor in one poll.
 
+mod start;
+
 use crate::children::{Children, Name, describe, kill_all};
 use crate::dispatch::{clear_standard, complain};
 use crate::frames::{Inlet, ReceiveError, Received, Wait, send};
-use crate::launch::{self, Order, Report, failed};
-use crate::sys::{self, Fork};
-use portcullis_protocol::denial::Denials;
-use portcullis_protocol::helper::{
-    BUILD, Deframer, Enforced, ExitStatus, Frame, NamespaceLayer, SpawnerEvent, SpawnerRequest, Step, StepFailed, decode, encode,
-};
+use crate::launch::{Order, failed};
+use crate::pending::Launch;
+use crate::probe;
+use crate::sys;
+use crate::tether::{self, Outcome, Tether};
+use portcullis_protocol::helper::{BUILD, ExitStatus, Frame, NamespaceLayer, SpawnerEvent, SpawnerRequest, Step, decode, encode};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
-use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, getpid};
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::ffi::CString;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// Bytes of events that the gateway has not read. One that lets so many pile up does not read at all: it is dead.
@@ -42,6 +44,12 @@ pub(crate) fn run(socket: OwnedFd) -> ExitCode {
         complain(format_args!("{reason}; ending everything that was started"));
     }
     kill_all(&spawner.children);
+    for tether in spawner.tethers.into_values() {
+        let (_nobody_to_tell, points) = tether.finish(ExitStatus::Signal(libc::SIGKILL));
+        tether::remove(&points);
+    }
+    // Those that were about it were killed with the rest.
+    spawner.removals.values().for_each(|removal| tether::remove(&removal.points));
     ExitCode::SUCCESS
 }
 
@@ -63,24 +71,15 @@ struct Spawner {
     signals: OwnedFd,
     children: Children,
     launches: Vec<Launch>,
+    /// By the process id of the init.
+    tethers: HashMap<Pid, Tether>,
+    /// What children are removing, by their process ids.
+    removals: HashMap<Pid, Removal>,
     me: Pid,
     /// Tried at the start.
     namespaces: NamespaceLayer,
     /// `argv[0]` of the workers: what this process was called.
     program: CString,
-}
-
-/// A launcher that has not reached `execve`.
-#[derive(Debug)]
-struct Launch {
-    id: u64,
-    pid: Pid,
-    pipe: OwnedFd,
-    reports: Deframer,
-    enforced: Option<Enforced>,
-    failure: Option<StepFailed>,
-    /// Nothing more comes from the pipe.
-    ended: bool,
 }
 
 impl Spawner {
@@ -104,8 +103,10 @@ impl Spawner {
             signals,
             children: Children::default(),
             launches: Vec::new(),
+            tethers: HashMap::new(),
+            removals: HashMap::new(),
             me: getpid(),
-            namespaces: NamespaceLayer::Unavailable { reason: "not built yet".to_owned(), remedy: String::new() },
+            namespaces: probe::namespaces(),
             program: CString::new(program.as_bytes()).unwrap_or_default(),
         })
     }
@@ -119,6 +120,9 @@ impl Spawner {
                 }
             }
             self.conclude_launches();
+            for pid in ready.tethers {
+                self.listen(pid);
+            }
             if ready.signals {
                 self.reap()?;
             }
@@ -137,6 +141,8 @@ impl Spawner {
             // Once the end was seen, the pipe would be ready for ever; the launcher's exit is what is waited for then.
             PollFd::new(&launch.pipe, if launch.ended { PollFlags::empty() } else { PollFlags::IN })
         }));
+        let tethers: Vec<_> = self.tethers.iter().filter_map(|(pid, tether)| Some((*pid, tether.socket()?))).collect();
+        polled.extend(tethers.iter().map(|(_, socket)| PollFd::new(*socket, PollFlags::IN)));
         loop {
             match poll(&mut polled, None) {
                 Ok(_) => break,
@@ -145,7 +151,9 @@ impl Spawner {
             }
         }
         let ready: Vec<bool> = polled.iter().map(|polled| !polled.revents().is_empty()).collect();
-        Ok(Ready { socket: ready[0], signals: ready[1], launches: ready[2..].to_vec() })
+        let (launches, spoken) = ready[2..].split_at(self.launches.len());
+        let spoken = tethers.iter().zip(spoken).filter(|(_, ready)| **ready).map(|((pid, _), _)| *pid).collect();
+        Ok(Ready { socket: ready[0], signals: ready[1], launches: launches.to_vec(), tethers: spoken })
     }
 
     fn receive(&mut self) -> Result<(), End> {
@@ -174,13 +182,19 @@ impl Spawner {
         match request {
             SpawnerRequest::Hello { .. } => self.tell(&SpawnerEvent::Ready { namespaces: self.namespaces.clone() }),
             SpawnerRequest::Worker { id } => self.start_worker(id, &descriptors),
-            SpawnerRequest::Start { id, tty, policy, allow_unprotected, command } => {
-                self.start(id, Order { tty, policy, allow_unprotected, command, descriptors });
+            SpawnerRequest::Start { id, session, tty, policy, own_view, allow_unprotected, command } => {
+                self.start(id, Order { session, tty, policy, own_view, allow_unprotected, command, descriptors });
             }
             SpawnerRequest::Signal { id, signal } => self.signal(id, signal),
+            SpawnerRequest::EndSession { session } => {
+                for (pid, _) in self.tethers.iter().filter(|(_, tether)| tether.session == session) {
+                    // Not reaped while it has its tether, so the number is its own.
+                    let _ended = sys::kill(*pid, libc::SIGKILL, false);
+                }
+            }
             SpawnerRequest::KillWorker { id } => {
                 if let Some(pid) = self.children.pid(Name::Worker(id)) {
-                    // It cannot be gone: only `reap` removes it, and it was not reaped.
+                    // It cannot be gone: only `bury` removes it, and it was not buried.
                     let _ignored = sys::kill(pid, libc::SIGKILL, false);
                 }
             }
@@ -188,54 +202,20 @@ impl Spawner {
         Ok(())
     }
 
-    fn start_worker(&mut self, id: u64, descriptors: &[OwnedFd]) {
-        let name = Name::Worker(id);
-        let ([stdio, control], false) = (descriptors, self.children.contains(name)) else {
-            return self.tell(&SpawnerEvent::WorkerEnded { id, status: None });
-        };
-        match sys::fork() {
-            Ok(Fork::Child) => launch::worker(&self.program, stdio, control, self.me),
-            Ok(Fork::Parent(pid)) => self.children.add(name, pid),
-            Err(error) => {
-                complain(format_args!("fork a worker: {error}"));
-                self.tell(&SpawnerEvent::WorkerEnded { id, status: None });
-            }
+    /// Takes what the init of a sandbox says, and passes on how its program ended.
+    fn listen(&mut self, pid: Pid) {
+        let Some(tether) = self.tethers.get_mut(&pid) else { return };
+        tether.read();
+        let Some(end) = tether.take_end() else { return };
+        // Started comes before Exited, however quick the program was.
+        if let Some(at) = self.launches.iter().position(|launch| launch.pid == pid) {
+            let mut launch = self.launches.swap_remove(at);
+            launch.read();
+            self.conclude(launch, Some(end.status));
         }
-    }
-
-    fn start(&mut self, id: u64, order: Order) {
-        let wanted = if order.tty { 1 } else { 3 };
-        let refusal = if order.descriptors.len() != wanted {
-            Some(failed(Step::Frame, "start: wrong number of descriptors", Some(Errno::INVAL)))
-        } else if self.children.contains(Name::Process(id)) {
-            Some(failed(Step::Frame, "start: the id is in use", Some(Errno::EXIST)))
-        } else if self.launches.len() >= MOST_LAUNCHES {
-            Some(failed(Step::Machine, "start: too many starts at once", Some(Errno::AGAIN)))
-        } else {
-            None
-        };
-        if let Some(failure) = refusal {
-            return self.tell(&SpawnerEvent::StartFailed { id, failure });
-        }
-        let (pipe, result) = match pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK) {
-            Ok(ends) => ends,
-            Err(errno) => {
-                let failure = failed(Step::Machine, "start: make a pipe to the launcher", Some(errno));
-                return self.tell(&SpawnerEvent::StartFailed { id, failure });
-            }
-        };
-        match sys::fork() {
-            Ok(Fork::Child) => launch::process(order, &result, self.me),
-            Ok(Fork::Parent(pid)) => {
-                self.children.add(Name::Process(id), pid);
-                let reports = Deframer::default();
-                self.launches.push(Launch { id, pid, pipe, reports, enforced: None, failure: None, ended: false });
-            }
-            Err(error) => {
-                let errno = error.raw_os_error().unwrap_or(libc::EAGAIN);
-                let failure = failed(Step::Machine, "start: fork a launcher", Some(Errno::from_raw_os_error(errno)));
-                self.tell(&SpawnerEvent::StartFailed { id, failure });
-            }
+        // Nobody hears of what never ran.
+        if let Some(Name::Process(id)) = self.children.name(pid) {
+            self.tell_end(id, end);
         }
     }
 
@@ -246,6 +226,15 @@ impl Spawner {
             }
             return;
         };
+        if let Some(tether) = self.tethers.get(&pid) {
+            // With init the kernel ends everything in the sandbox; other signals are for the program's group.
+            if signal == libc::SIGKILL {
+                let _ended = sys::kill(pid, signal, false);
+            } else {
+                tether.signal(signal);
+            }
+            return;
+        }
         if signal == libc::SIGKILL {
             self.children.mark_killed(pid);
         }
@@ -308,23 +297,39 @@ impl Spawner {
             launch.read();
             self.conclude(launch, Some(status));
         }
+        self.listen(pid);
         let name = self.children.name(pid);
         if self.children.was_killed(pid) {
             // Members that were born while the first signal was on its way. The zombie still holds the number.
             let _alone = sys::kill(pid, libc::SIGKILL, true);
         }
         sys::reap(pid);
+        if let Some(Removal { then: Some((id, outcome)), .. }) = self.removals.remove(&pid) {
+            self.tell_end(id, outcome);
+        }
+        let (end, points) = match self.tethers.remove(&pid) {
+            Some(tether) => tether.finish(status),
+            None => (Some(Outcome::of(status)), Vec::new()),
+        };
         match name {
             Some(Name::Process(id)) => {
                 self.children.remove(pid);
-                self.tell(&SpawnerEvent::Exited { id, status, denials: Denials::default(), failure: None });
+                self.give_back(points, end.map(|outcome| (id, outcome)));
             }
             Some(Name::Worker(id)) => {
                 self.children.remove(pid);
                 self.tell(&SpawnerEvent::WorkerEnded { id, status: Some(status) });
             }
-            None => self.children.drop_empty_groups(),
+            None => {
+                self.give_back(points, None);
+                self.children.drop_empty_groups();
+            }
         }
+    }
+
+    fn tell_end(&mut self, id: u64, end: Outcome) {
+        let Outcome { status, denials, failure } = end;
+        self.tell(&SpawnerEvent::Exited { id, status, denials, failure });
     }
 
     fn tell(&mut self, event: &SpawnerEvent) {
@@ -351,32 +356,17 @@ impl Spawner {
     }
 }
 
+/// Mount points that a child removes, and whose end is told after that.
+#[derive(Debug)]
+struct Removal {
+    points: Vec<PathBuf>,
+    then: Option<(u64, Outcome)>,
+}
+
 /// What a poll found.
 struct Ready {
     socket: bool,
     signals: bool,
     launches: Vec<bool>,
-}
-
-impl Launch {
-    /// Takes what the launcher has reported so far.
-    fn read(&mut self) {
-        let mut buffer = [0; 4096];
-        while !self.ended {
-            match rustix::io::read(&self.pipe, &mut buffer[..]) {
-                Ok(0) => self.ended = true,
-                Ok(length) => self.reports.push(&buffer[..length]),
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => break,
-                Err(_broken) => self.ended = true,
-            }
-        }
-        while let Ok(Some(frame)) = self.reports.next_frame() {
-            match decode(&frame.body) {
-                Ok(Report::AboutToExec(enforced)) => self.enforced = Some(enforced),
-                Ok(Report::Failed(failure)) => self.failure = Some(failure),
-                Err(error) => self.failure = Some(failed(Step::Frame, &format!("start: {error}"), Some(Errno::PROTO))),
-            }
-        }
-    }
+    tethers: Vec<Pid>,
 }

@@ -1,5 +1,5 @@
 //! The calls that no safe crate offers: fork, execve, signal set-up, waiting without reaping, descriptors by number.
-//! Everything that calls `fork` lives in the spawner, which never has a second thread.
+//! Whoever calls `fork` is the spawner or a sandbox's init, itself a forked child; neither ever starts a thread.
 #![expect(unsafe_code, reason = "fork, execve, sigaction, signalfd, waitid and raw descriptors have no safe form")]
 
 use portcullis_protocol::helper::ExitStatus;
@@ -21,12 +21,28 @@ pub(crate) enum Fork {
 
 /// Forks this process.
 pub(crate) fn fork() -> io::Result<Fork> {
-    // SAFETY: fork(2) asks that the child of a multi-threaded process calls only async-signal-safe functions. The spawner
-    // is the one caller and starts no thread, so the child has a whole and consistent copy and may allocate.
+    // SAFETY: fork(2) asks that the child of a multi-threaded process calls only async-signal-safe functions. The callers
+    // are the spawner and the init of a sandbox, and neither starts one, so the child has a whole and consistent copy and may allocate.
     let pid = unsafe { libc::fork() };
     match pid {
         0 => Ok(Fork::Child),
         pid => Pid::from_raw(pid).filter(|_| pid > 0).map(Fork::Parent).ok_or_else(io::Error::last_os_error),
+    }
+}
+
+/// Forks this process into new namespaces, of which the child is the first process.
+pub(crate) fn fork_into(namespaces: u64) -> io::Result<Fork> {
+    // The same signal as fork(2) sends at the child's end.
+    let flags = namespaces | libc::SIGCHLD as u64;
+    // SAFETY: clone(2) without CLONE_VM and with a null stack copies the process like fork(2), of which the precondition holds
+    // as in `fork`; null pointers are not written without the flags that ask for it. The C library does not hear of it: no
+    // handler of pthread_atfork runs, of which there is none, and its note of the thread's id is the parent's, which only
+    // calls about threads look at, and there are no threads.
+    let pid = unsafe { libc::syscall(libc::SYS_clone, flags, 0_usize, 0_usize, 0_usize, 0_usize) };
+    match i32::try_from(pid) {
+        Ok(0) => Ok(Fork::Child),
+        Ok(pid) if pid > 0 => Pid::from_raw(pid).map(Fork::Parent).ok_or_else(io::Error::last_os_error),
+        _negative => Err(io::Error::last_os_error()),
     }
 }
 
@@ -145,6 +161,16 @@ fn wait_without_reaping(flags: c_int) -> io::Result<Option<(Pid, ExitStatus)>> {
     Ok(Pid::from_raw(pid).map(|pid| (pid, status)))
 }
 
+/// Waits for one child's end, and removes it. Its status; none if a signal ended it.
+pub(crate) fn wait_for(pid: Pid) -> Option<i32> {
+    loop {
+        match rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty()) {
+            Err(rustix::io::Errno::INTR) => {}
+            other => return other.ok().flatten().and_then(|(_, status)| status.exit_status()),
+        }
+    }
+}
+
 /// Removes a zombie.
 pub(crate) fn reap(pid: Pid) {
     // An error would mean that there is no such zombie, and then there is nothing to remove.
@@ -156,6 +182,15 @@ pub(crate) fn kill(pid: Pid, signal: c_int, group: bool) -> io::Result<()> {
     let target = pid.as_raw_nonzero().get();
     // SAFETY: kill(2) takes no pointer; the kernel checks the numbers.
     check(unsafe { libc::kill(if group { -target } else { target }, signal) })
+}
+
+/// Kills every process that this one may signal, but itself: for the first process of a pid namespace, all in it.
+pub(crate) fn kill_everybody_else() -> io::Result<()> {
+    if std::process::id() != 1 {
+        return Err(io::Error::from_raw_os_error(libc::EPERM));
+    }
+    // SAFETY: kill(2) takes no pointer.
+    check(unsafe { libc::kill(-1, libc::SIGKILL) })
 }
 
 fn check(result: c_int) -> io::Result<()> {

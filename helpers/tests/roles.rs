@@ -11,6 +11,7 @@
 
 mod roles {
     pub(crate) mod gateway;
+    pub(crate) mod sandbox;
     pub(crate) mod spawner;
     pub(crate) mod worker;
 }
@@ -29,7 +30,7 @@ fn main() -> ExitCode {
     if let Some(code) = roles::worker::backstop(&arguments) {
         return code;
     }
-    let tests: Vec<Test> = [roles::spawner::TESTS, roles::worker::TESTS].concat();
+    let tests: Vec<Test> = [roles::spawner::TESTS, roles::sandbox::TESTS, roles::worker::TESTS].concat();
     let has = |flag: &str| arguments.iter().any(|argument| argument == flag);
     if has("--list") {
         if !has("--ignored") {

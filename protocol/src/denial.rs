@@ -1,6 +1,7 @@
 //! Denials as data: what a layer of a sandbox refused, by which rule, and what would allow it.
 
-use serde::{Deserialize, Serialize};
+use crate::path::AbsolutePath;
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// Bound of the denials that are listed for one process; the rest are counted.
 pub const MOST_DENIALS: usize = 64;
@@ -20,6 +21,13 @@ pub struct Denial {
     pub rule: String,
     /// The entry that would allow it; none where a denial has to go instead.
     pub grant: Option<SuggestedEntry>,
+}
+
+impl Denial {
+    fn size(&self) -> usize {
+        let grant = self.grant.as_ref().map_or(0, |entry| entry.path.r#type.len() + entry.path.path.len());
+        size_of::<Self>() + self.path.len() + self.rule.len() + grant
+    }
 }
 
 /// What a denied act wanted.
@@ -53,6 +61,14 @@ pub struct SuggestedEntry {
     pub access: Wanted,
 }
 
+impl SuggestedEntry {
+    /// For a path of this machine.
+    #[must_use]
+    pub fn new(path: &AbsolutePath, access: Wanted) -> Self {
+        Self { path: SuggestedPath { r#type: "path".to_owned(), path: path.to_uri() }, access }
+    }
+}
+
 /// The path of a suggested entry.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SuggestedPath {
@@ -84,11 +100,33 @@ impl Denials {
         }
     }
 
+    /// The bytes that count against bounds of memory.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        self.list.iter().map(Denial::size).sum()
+    }
+
+    /// Whether a process that ended with this status failed with something denied. Programs probe and go on, so a success
+    /// is none of the sandbox's doing.
+    #[must_use]
+    pub fn failed_it(&self, code: i32) -> bool {
+        code != 0 && !self.is_empty()
+    }
+
     /// Whether nothing was denied.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.list.is_empty() && self.more == 0
     }
+}
+
+/// Those of a JSON list that this version understands: a layer of a newer server costs its own denial, not the whole answer.
+///
+/// # Errors
+/// It is no list.
+pub fn known<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Denial>, D::Error> {
+    let list = Vec::<serde_json::Value>::deserialize(deserializer)?;
+    Ok(list.into_iter().filter_map(|denial| serde_json::from_value(denial).ok()).collect())
 }
 
 #[cfg(test)]
@@ -116,5 +154,11 @@ mod tests {
         let json = serde_json::to_value(denial(1)).unwrap();
         let grant = serde_json::json!({"path": {"type": "path", "path": "file:///etc/1"}, "access": "write"});
         assert_eq!((&json["grant"], &json["layer"]), (&grant, &serde_json::json!("mounts")));
+    }
+
+    #[test]
+    fn a_layer_that_is_not_known_costs_its_own_denial_only() {
+        let list = serde_json::json!([denial(1), {"path": "/x", "layer": "of tomorrow"}, 3]);
+        assert_eq!(known(list).unwrap(), [denial(1)]);
     }
 }

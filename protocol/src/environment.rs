@@ -1,5 +1,6 @@
 //! The machine as a client sees it.
 
+use crate::helper::NamespaceLayer;
 use crate::path::WirePath;
 use serde::{Deserialize, Serialize};
 
@@ -43,6 +44,62 @@ pub struct EnvironmentInfo {
     /// What this server can do beyond the base.
     #[serde(default)]
     pub capabilities: Capabilities,
+    /// What can be enforced here, if that was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub enforcement: Option<Box<Enforcement>>,
+}
+
+/// Parameters of `environment/info`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct InfoParams {
+    /// Answer also what can be enforced here.
+    pub enforcement: bool,
+}
+
+/// What can be enforced on requests and processes here, and what not and why, as found when the server started.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Enforcement {
+    /// Release of the kernel.
+    pub kernel: String,
+    /// Of the kernel's Landlock; 0 for none.
+    pub landlock_abi: u32,
+    /// Each layer.
+    pub layers: Vec<LayerState>,
+    /// The namespaces of processes, as they were tried.
+    pub namespaces: NamespaceLayer,
+    /// The tables of system calls that this version has.
+    pub seccomp: SeccompTables,
+}
+
+/// One layer on a machine.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LayerState {
+    /// `landlock`, `seccomp`, `namespaces`, `own proc` or `cgroup v2`.
+    pub name: String,
+    /// Whether it can be used.
+    pub available: bool,
+    /// What was found.
+    pub reason: String,
+    /// What to do about it, maybe in several lines; empty if nothing need be done.
+    pub remedy: String,
+}
+
+/// Tables of system calls.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SeccompTables {
+    /// Each once.
+    pub tables: Vec<SeccompTable>,
+}
+
+/// A table of system calls.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SeccompTable {
+    /// As in the name of its file.
+    pub name: String,
+    /// Of the program that the kernel gets, in hexadecimal: two servers with the same enforce the same.
+    pub sha256: String,
 }
 
 /// A shell.

@@ -1,8 +1,10 @@
 //! What happens to a process: numbered from 1 without holes, Closed last.
 
 use crate::base64;
+use crate::denial::Denials;
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
+use std::sync::Arc;
 
 /// Where output came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -42,8 +44,8 @@ pub enum Event {
     Exited {
         /// Its status, or 128 + the signal that ended it.
         code: i32,
-        /// A layer of the sandbox saw that it refused something.
-        denied: bool,
+        /// What layers of its sandbox were seen to refuse. Shared with who remembers how it ended.
+        denials: Arc<Denials>,
     },
     /// It ended and all its streams did: the last event.
     Closed,
@@ -55,7 +57,8 @@ impl Event {
     pub fn size(&self) -> usize {
         match self {
             Self::Output { chunk, .. } => chunk.len(),
-            Self::Exited { .. } | Self::Closed => 0,
+            Self::Exited { denials, .. } => denials.size(),
+            Self::Closed => 0,
         }
     }
 
@@ -76,9 +79,22 @@ impl Event {
                 text.push('"');
                 text
             }
-            Self::Exited { code, denied } => format!(
-                r#"{{"method":"process/exited","params":{{"processId":{id},"seq":{seq},"exitCode":{code},"sandboxDenied":{denied}"#
-            ),
+            Self::Exited { code, denials } => {
+                let denied = denials.failed_it(*code);
+                let mut text = format!(
+                    r#"{{"method":"process/exited","params":{{"processId":{id},"seq":{seq},"exitCode":{code},"sandboxDenied":{denied}"#
+                );
+                // An ordinary exit has no more members than clients of this wire know.
+                if !denials.is_empty()
+                    && let Ok(list) = serde_json::to_string(&denials.list)
+                {
+                    let _infallible = write!(text, r#","denials":{list}"#);
+                }
+                if denials.more > 0 {
+                    let _infallible = write!(text, r#","denialsMore":{}"#, denials.more);
+                }
+                text
+            }
             Self::Closed => format!(r#"{{"method":"process/closed","params":{{"processId":{id},"seq":{seq}"#),
         };
         text.push_str("}}");
@@ -89,6 +105,7 @@ impl Event {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::denial::{Denial, Layer, Wanted};
     use serde_json::{Value, json};
 
     #[test]
@@ -97,8 +114,22 @@ mod tests {
         let parsed: Value = serde_json::from_str(&output.notification("a\"\\\n", 7)).unwrap();
         let params = json!({"processId": "a\"\\\n", "seq": 7, "stream": "stderr", "chunk": "aGk="});
         assert_eq!(parsed, json!({"method": "process/output", "params": params}));
-        let exited: Value = serde_json::from_str(&Event::Exited { code: 137, denied: false }.notification("p", 2)).unwrap();
-        assert_eq!(exited["params"], json!({"processId": "p", "seq": 2, "exitCode": 137, "sandboxDenied": false}));
+        let exited = |code, denials: Denials| -> Value {
+            serde_json::from_str(&Event::Exited { code, denials: Arc::new(denials) }.notification("p", 2)).unwrap()
+        };
+        let ordinary = exited(137, Denials::default());
+        assert_eq!(ordinary["params"], json!({"processId": "p", "seq": 2, "exitCode": 137, "sandboxDenied": false}));
+        let denial =
+            Denial { path: "/e\"tc".to_owned(), access: Wanted::Write, layer: Layer::Mounts, rule: "r".to_owned(), grant: None };
+        let denials = Denials { list: vec![denial.clone()], more: 0 };
+        assert!(Event::Exited { code: 1, denials: Arc::new(denials.clone()) }.size() > 6, "denials take room");
+        let list = json!([{"path": "/e\"tc", "access": "write", "layer": "mounts", "rule": "r", "grant": null}]);
+        let failed = exited(1, denials.clone());
+        assert_eq!(failed["params"], json!({"processId": "p", "seq": 2, "exitCode": 1, "sandboxDenied": true, "denials": list}));
+        let succeeded = exited(0, Denials { more: 3, ..denials });
+        let params =
+            json!({"processId": "p", "seq": 2, "exitCode": 0, "sandboxDenied": false, "denials": list, "denialsMore": 3});
+        assert_eq!(succeeded["params"], params);
         let closed: Value = serde_json::from_str(&Event::Closed.notification("p", 3)).unwrap();
         assert_eq!(closed, json!({"method": "process/closed", "params": {"processId": "p", "seq": 3}}));
     }

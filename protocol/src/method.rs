@@ -1,6 +1,6 @@
 //! The closed lists of what can be called and announced.
 
-use crate::environment::ConfigReadParams;
+use crate::environment::{ConfigReadParams, InfoParams};
 use crate::fs::MissingChangedNotice;
 use crate::fs::{
     CopyParams, CreateDirectoryParams, HandleParams, OpenParams, PathParams, PlainPathParams, ReadBlockParams, RemoveParams,
@@ -13,6 +13,7 @@ use crate::process::{
 use crate::rpc::{RpcError, code};
 use crate::sandbox::is_near_miss;
 use serde::Deserialize;
+use serde_json::Value;
 use serde_json::value::RawValue;
 
 /// A request, decoded.
@@ -21,7 +22,7 @@ pub enum Call {
     /// `initialize`
     Initialize(InitializeParams),
     /// `environment/info`
-    EnvironmentInfo,
+    EnvironmentInfo(InfoParams),
     /// `environment/status`
     EnvironmentStatus,
     /// `process/start`
@@ -140,7 +141,7 @@ impl Call {
         }
         match method {
             "initialize" => params.read(Self::Initialize),
-            "environment/info" => params.nothing(Self::EnvironmentInfo),
+            "environment/info" => params.info(),
             "environment/status" => params.nothing(Self::EnvironmentStatus),
             "process/start" => params.read(|start| Self::ProcessStart(Box::new(start))),
             "process/read" => params.read(Self::ProcessRead),
@@ -169,7 +170,7 @@ impl Call {
     pub fn family(&self) -> Option<Family> {
         Some(match self {
             Self::Initialize(_) => return None,
-            Self::EnvironmentInfo => Family::EnvironmentInfo,
+            Self::EnvironmentInfo(_) => Family::EnvironmentInfo,
             Self::EnvironmentStatus => Family::EnvironmentStatus,
             Self::ProcessStart(_)
             | Self::ProcessRead(_)
@@ -249,11 +250,23 @@ impl<'a> Params<'a> {
         RpcError::new(code::INVALID_PARAMS, format!("{}: {}", self.method, without_position(error)))
     }
 
+    /// Absent, null and `{}` are all nothing; only what is asked for beyond them has a name.
+    fn info(&self) -> Result<Decoded, RpcError> {
+        let members: Result<Option<serde_json::Map<String, Value>>, _> = serde_json::from_str(self.text);
+        match members.and_then(|members| serde_json::from_value(Value::Object(members.unwrap_or_default()))) {
+            Ok(params) => Ok(Decoded { call: Call::EnvironmentInfo(params), ignored: 0 }),
+            Err(_wrong) => {
+                let text = format!("{}: takes `enforcement` (true or false), or no parameters", self.method);
+                Err(RpcError::new(code::INVALID_PARAMS, text))
+            }
+        }
+    }
+
     /// Absent, null and `{}` are all nothing.
     fn nothing(&self, call: Call) -> Result<Decoded, RpcError> {
-        match serde_json::from_str::<serde_json::Value>(self.text) {
-            Ok(serde_json::Value::Null) => Ok(Decoded { call, ignored: 0 }),
-            Ok(serde_json::Value::Object(members)) if members.is_empty() => Ok(Decoded { call, ignored: 0 }),
+        match serde_json::from_str::<Value>(self.text) {
+            Ok(Value::Null) => Ok(Decoded { call, ignored: 0 }),
+            Ok(Value::Object(members)) if members.is_empty() => Ok(Decoded { call, ignored: 0 }),
             Ok(_) => {
                 let text = format!("{}: takes no parameters: send none, null or {{}}", self.method);
                 Err(RpcError::new(code::INVALID_PARAMS, text))
@@ -317,6 +330,8 @@ mod tests {
         wrong("fs/readFile", r#"{"path":"a"}"#, "`a`: invalid URI: relative URL without a base");
         wrong("process/write", r#"{"processId":"p","chunk":"!!","writeId":"q"}"#, "Invalid symbol 33, offset 0.");
         wrong("process/signal", r#"{"processId":"p","signal":"kill"}"#, "unknown variant `kill`, expected `interrupt`");
+        wrong("environment/info", r#"{"x":1}"#, "takes `enforcement` (true or false), or no parameters");
+        wrong("environment/info", "[true]", "takes `enforcement` (true or false), or no parameters");
         wrong("environment/status", r#"{"x":1}"#, "takes no parameters: send none, null or {}");
         wrong("fs/watchMissing", "{}", "missing field `watchId`");
         wrong("environmentConfig/read", r#"{"cwd":"/"}"#, "missing field `configPaths`");

@@ -1,7 +1,9 @@
 //! `process/*`: parameters and results.
 
 use crate::base64::Chunk;
+use crate::denial::{self, Denial};
 use crate::event::Stream;
+use crate::helper::Enforced;
 use crate::path::WirePath;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -48,6 +50,9 @@ pub struct StartParams {
     /// Names for the client's own records.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metadata: Option<Box<RawValue>>,
+    /// Answer also what is enforced on it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub enforcement: bool,
 }
 
 impl StartParams {
@@ -69,6 +74,7 @@ impl StartParams {
             network_proxy: None,
             shell_snapshot: None,
             metadata: None,
+            enforcement: false,
         }
     }
 }
@@ -130,6 +136,9 @@ pub struct StartResult {
     /// `none` or `linuxSeccomp`.
     #[serde(default)]
     pub sandbox_type: String,
+    /// What the kernel enforces on it, if that was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub enforcement: Option<Box<Enforced>>,
 }
 
 /// Parameters of `process/read`.
@@ -165,12 +174,18 @@ pub struct ReadResult {
     pub exit_code: Option<i32>,
     /// Whether its streams ended too.
     pub closed: bool,
-    /// Why it is lost.
+    /// Why it is lost, or why its sandbox ended it.
     #[serde(default)]
     pub failure: Option<String>,
-    /// Whether the sandbox saw that it refused something.
+    /// Whether it failed and its sandbox was seen to refuse something.
     #[serde(default)]
     pub sandbox_denied: bool,
+    /// What its sandbox was seen to refuse, once it ended; absent if nothing.
+    #[serde(default, deserialize_with = "denial::known", skip_serializing_if = "Vec::is_empty")]
+    pub denials: Vec<Denial>,
+    /// How many more there were; absent if none.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub denials_more: u64,
 }
 
 /// Output in a [`ReadResult`].
@@ -275,9 +290,15 @@ pub struct ExitedNotice {
     pub seq: u64,
     /// The status.
     pub exit_code: i32,
-    /// Whether the sandbox saw that it refused something.
+    /// Whether it failed and its sandbox was seen to refuse something.
     #[serde(default)]
     pub sandbox_denied: bool,
+    /// What its sandbox was seen to refuse; absent if nothing.
+    #[serde(default, deserialize_with = "denial::known", skip_serializing_if = "Vec::is_empty")]
+    pub denials: Vec<Denial>,
+    /// How many more there were; absent if none.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub denials_more: u64,
 }
 
 /// Parameters of the notification `process/closed`.
@@ -288,4 +309,9 @@ pub struct ClosedNotice {
     pub process_id: String,
     /// Its number, the last.
     pub seq: u64,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }

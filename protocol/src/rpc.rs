@@ -1,5 +1,6 @@
 //! The envelope: JSON-RPC 2.0 without its version member.
 
+use crate::denial::{self, Denial};
 use serde::de::{DeserializeSeed, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
@@ -90,6 +91,19 @@ impl RpcError {
     #[must_use]
     pub fn new(code: i32, message: impl Into<String>) -> Self {
         Self { code, message: message.into(), data: None }
+    }
+
+    /// The same error, with what was denied as `data`.
+    #[must_use]
+    pub fn with_denials(self, denials: &[Denial]) -> Self {
+        Self { data: Some(serde_json::json!({ "denials": denials })), ..self }
+    }
+
+    /// What was denied, as far as the error says so in a way that this version understands.
+    #[must_use]
+    pub fn denials(&self) -> Vec<Denial> {
+        let list = self.data.as_ref().and_then(|data| data.get("denials"));
+        list.and_then(|list| denial::known(list).ok()).unwrap_or_default()
     }
 
     /// −32601 in the words that clients of this wire know.

@@ -35,6 +35,12 @@ impl Verdict {
         }
     }
 
+    /// Whether it lets something be read.
+    #[must_use]
+    pub fn is_granted(self) -> bool {
+        matches!(self, Self::Write | Self::Read | Self::Protected)
+    }
+
     /// The verdict where both hold. Protected is only what lies below a place that is writable under both.
     fn and(self, other: Self) -> Self {
         if other.rank() < self.rank() || other == Self::Read && self == Self::Protected { other } else { self }
@@ -103,6 +109,12 @@ impl Compiled {
     #[must_use]
     pub fn verdict(&self, real: &Path) -> Verdict {
         self.least(|tree| tree.verdict(real))
+    }
+
+    /// Whether a deny glob matches the path or one of its ancestors.
+    #[must_use]
+    pub fn glob_denies(&self, real: &Path) -> bool {
+        self.trees.iter().any(|tree| tree.glob_denies(real))
     }
 
     /// Whether the path may be known to exist: it can be read, or it leads to something granted.

@@ -3,14 +3,16 @@
 //! The caller has closed every descriptor but those that the confined program shall have, and has opened the [`Roots`]. From
 //! here on each step is one call and one error. A step that fails leaves the process half confined: it must end.
 
+use crate::compiled::Compiled;
 use crate::landlock::{self, MINIMUM_ABI, Who};
+use crate::mounts::{self, MountError, Plan, View};
 use crate::policy::{Files, Network, Policy};
 use crate::report::{self, Gap};
 use crate::roots::Roots;
-use crate::{limits, seccomp, sys};
+use crate::{limits, namespaces, seccomp, sys};
 use portcullis_protocol::helper::{Enforced, Step, StepFailed};
 use portcullis_protocol::path::AbsolutePath;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Confines this single-threaded process as an fs worker: it may open, make and remove what the policy grants, and do nothing
 /// else. What lies below a grant and is less than it, the worker's own decisions have to hold.
@@ -19,7 +21,18 @@ use std::path::PathBuf;
 /// A step failed; the process must end.
 pub fn worker(policy: &Policy, roots: &Roots) -> Result<Enforced, EnforceError> {
     let abi = landlock_abi(policy)?;
-    confine(policy, roots, Who::Worker, abi, Vec::new())
+    confine(policy, roots, None, Who::Worker, abi, Vec::new())
+}
+
+/// Confines this single-threaded process so that it may read everything that its user may, and do nothing else: for looking at
+/// files before a view is built.
+///
+/// # Errors
+/// A step failed; the process must end.
+pub fn reader() -> Result<(), EnforceError> {
+    let policy = Policy::read_everything();
+    let roots = Roots::open(&policy)?;
+    worker(&policy, &roots).map(drop)
 }
 
 /// What is decided about one process beside its policy.
@@ -27,7 +40,7 @@ pub fn worker(policy: &Policy, roots: &Roots) -> Result<Enforced, EnforceError> 
 pub struct Choices {
     /// The operator's word that the gaps that can be waived are accepted; they are then listed as missing.
     pub allow_unprotected: bool,
-    /// It was given a terminal, so that `/dev/tty` is its own. Without one, `/dev/tty` could become the way to write to any
+    /// It was given a terminal, so that `/dev/tty` is its own. Where it has no view of its own and no terminal, `/dev/tty` could become the way to write to any
     /// terminal that can be read: opening one makes it that of a session that has none.
     pub tty: bool,
 }
@@ -36,19 +49,69 @@ pub struct Choices {
 ///
 /// # Errors
 /// The policy asks what these layers cannot give; or a step failed. The process must end.
-pub fn process(policy: &Policy, roots: &Roots, choices: Choices) -> Result<Enforced, EnforceError> {
+pub fn process(
+    policy: &Policy,
+    roots: &Roots,
+    tables: &Compiled,
+    own: Option<&Own>,
+    choices: Choices,
+) -> Result<Enforced, EnforceError> {
     let Choices { allow_unprotected, tty } = choices;
+    if own.is_none() {
+        roots.refuse_turnable(tables)?;
+    }
     let abi = landlock_abi(policy)?;
     // Asked again here, with real paths: links may make one entry lie below another.
-    let gaps = report::gaps(policy, roots, abi);
+    let gaps = if own.is_some() { Vec::new() } else { report::gaps(policy, roots, abi) };
     if gaps.iter().any(|gap| !(gap.waivable && allow_unprotected)) {
         return Err(EnforceError::Gaps(gaps));
     }
     let missing = gaps.iter().map(|gap| gap.what.name().to_owned()).collect();
-    confine(policy, roots, Who::Process { tty }, abi, missing)
+    confine(policy, roots, own, Who::Process { tty }, abi, missing)
 }
 
-fn confine(policy: &Policy, roots: &Roots, who: Who, abi: u32, missing: Vec<String>) -> Result<Enforced, EnforceError> {
+/// What a process has to itself, made before it is confined.
+#[derive(Debug)]
+pub struct Own {
+    /// Whether it has a user namespace, to which the others belong.
+    pub user: bool,
+    /// The network.
+    pub network: bool,
+    /// Mounts. Processes and System V objects are its own with them.
+    pub view: View,
+}
+
+impl Own {
+    /// Makes the view, and the network where the policy wants none of the machine's. The calling process must be the first of
+    /// new mount, pid and ipc namespaces. `announce` as in [`mounts::build`].
+    ///
+    /// # Errors
+    /// A step failed; the process must end.
+    pub fn make(policy: &Policy, plan: Plan<'_>, user: bool, announce: &mut dyn FnMut(&Path)) -> Result<Self, EnforceError> {
+        plan.roots.refuse_turnable(plan.tables)?;
+        let view = mounts::build(plan, announce)?;
+        let network = policy.network == Network::Restricted;
+        if network {
+            namespaces::own_network()?;
+        }
+        Ok(Self { user, network, view })
+    }
+
+    fn names(&self) -> Vec<&'static str> {
+        let user = self.user.then_some("user");
+        let network = self.network.then_some("net");
+        user.into_iter().chain(["mount", "pid", "ipc"]).chain(network).collect()
+    }
+}
+
+fn confine(
+    policy: &Policy,
+    roots: &Roots,
+    own: Option<&Own>,
+    who: Who,
+    abi: u32,
+    missing: Vec<String>,
+) -> Result<Enforced, EnforceError> {
     // Landlock and seccomp confine the calling thread: another one would stay free.
     refuse_threads()?;
 
@@ -65,21 +128,23 @@ fn confine(policy: &Policy, roots: &Roots, who: Who, abi: u32, missing: Vec<Stri
     rustix::thread::set_no_new_privs(true).map_err(|errno| EnforceError::NoNewPrivs { errno: errno.raw_os_error() })?;
 
     // What can be opened, made and removed; which ports, signals and abstract sockets can be reached.
-    let landlock_abi =
-        landlock::restrict(policy, roots, who, abi).map_err(|error| EnforceError::Landlock { problem: error.to_string() })?;
+    let landlock_abi = landlock::restrict(policy, roots, own, who, abi)
+        .map_err(|error| EnforceError::Landlock { problem: error.to_string() })?;
 
     // What remains of the system calls. Last, for the steps before need some of those that now go.
-    let tables = tables(policy, who);
+    let tables = tables(policy, own, who);
     for table in &tables {
         seccomp::install(*table).map_err(|error| EnforceError::Seccomp { table: table.name(), problem: error.to_string() })?;
     }
 
     let seccomp = tables.iter().map(|table| table.name().to_owned()).collect();
-    Ok(Enforced { landlock_abi, namespaces: Vec::new(), own_proc: false, seccomp, missing })
+    let namespaces = own.map(|own| own.names().into_iter().map(str::to_owned).collect()).unwrap_or_default();
+    let own_proc = own.is_some_and(|own| own.view.own_proc);
+    Ok(Enforced { landlock_abi, namespaces, own_proc, observed: false, seccomp, missing })
 }
 
 /// The tables that a policy needs, in the order in which they are installed.
-fn tables(policy: &Policy, who: Who) -> Vec<seccomp::Table> {
+fn tables(policy: &Policy, own: Option<&Own>, who: Who) -> Vec<seccomp::Table> {
     use seccomp::Table;
     if who == Who::Worker {
         return vec![Table::Worker];
@@ -90,11 +155,14 @@ fn tables(policy: &Policy, who: Who) -> Vec<seccomp::Table> {
         files if files.is_read_only() => vec![Table::Process, Table::ReadOnly],
         Files::Restricted(_) => vec![Table::Process],
     };
+    // In a network of its own a process may use the internet's sockets: they lead to itself.
     let network = match policy.network {
-        Network::Restricted => Table::NetworkOff,
-        Network::Enabled => Table::NetworkOn,
+        Network::Restricted if !own.is_some_and(|own| own.network) => Table::NoNetwork,
+        Network::Restricted | Network::Enabled => Table::Internet,
     };
-    files.into_iter().chain([network]).collect()
+    // Objects of System V have no paths; where they are not its own, they are everybody's.
+    let shared = (own.is_none() && matches!(policy.files, Files::Restricted(_))).then_some(Table::SharedIpc);
+    files.into_iter().chain(shared).chain([network]).collect()
 }
 
 fn landlock_abi(policy: &Policy) -> Result<u32, EnforceError> {
@@ -123,7 +191,7 @@ fn refuse_threads() -> Result<(), EnforceError> {
 /// Why a helper is not confined. Each text names the layer, and the remedy where there is one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EnforceError {
-    /// The policy asks what the layers of this version cannot enforce on a process.
+    /// The policy asks what Landlock and seccomp alone cannot enforce on a process.
     #[error("enforce policy on a process: {}", report::describe(.0))]
     Gaps(Vec<Gap>),
     /// A root could not be opened.
@@ -153,6 +221,17 @@ pub enum EnforceError {
         /// Where it leads now.
         real: PathBuf,
     },
+    /// The path of an entry leads through a link in a writable place.
+    #[error(
+        "hold a process to the policy's `{path}`: a link on its way lies where the process may write; name the real path `{}` instead",
+        real.display()
+    )]
+    TurnableLink {
+        /// As the policy names it.
+        path: AbsolutePath,
+        /// Where it leads now.
+        real: PathBuf,
+    },
     /// More roots than this process may have descriptors.
     #[error("open the paths of the policy: needs {needed} descriptors, the hard limit is {maximum}; raise it (ulimit -Hn)")]
     Descriptors {
@@ -173,6 +252,17 @@ pub enum EnforceError {
         /// The system's number.
         errno: i32,
     },
+    /// A namespace could not be made or used.
+    #[error("{attempt}")]
+    Namespace {
+        /// What was attempted.
+        attempt: String,
+        /// The system's number.
+        errno: i32,
+    },
+    /// The view of mounts could not be made.
+    #[error("make the view of the file system: {0}")]
+    Mounts(#[from] MountError),
     /// Resource limits.
     #[error("{attempt} before confinement")]
     Limits {
@@ -235,12 +325,14 @@ impl EnforceError {
     pub fn errno(&self) -> i32 {
         match self {
             Self::Root { errno, .. }
+            | Self::Namespace { errno, .. }
+            | Self::Mounts(MountError { errno, .. })
             | Self::Uncounted { errno }
             | Self::Limits { errno, .. }
             | Self::Capabilities { errno }
             | Self::NoNewPrivs { errno }
             | Self::NoLandlock { errno } => *errno,
-            Self::LinkedRoot { .. } | Self::SteeredRoot { .. } => libc::ELOOP,
+            Self::LinkedRoot { .. } | Self::SteeredRoot { .. } | Self::TurnableLink { .. } => libc::ELOOP,
             Self::Descriptors { .. } => libc::EMFILE,
             Self::Gaps(_) | Self::Threads { .. } | Self::OldLandlock { .. } | Self::Landlock { .. } | Self::Seccomp { .. } => {
                 libc::EOPNOTSUPP

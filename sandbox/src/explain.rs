@@ -36,6 +36,21 @@ impl Compiled {
         let grant = next.filter(|(_, least)| !bounded(*least)).map(|(access, _)| (real.to_owned(), access));
         Explanation { verdict, rule: format!("{whose}{}", words(rule, real)), grant }
     }
+
+    /// Why a link-free path is denied to whoever wants `access` of it: the rule that decides, and the entry that would allow it.
+    /// What does not exist is not made writable by an entry, so that entry is for what `exists` of the path. None where a denial
+    /// has to go instead, where the ceiling forbids it, and where all of the file system had to be granted.
+    pub fn why(&self, real: &Path, access: Access, exists: impl Fn(&Path) -> bool) -> (String, Option<(PathBuf, Access)>) {
+        let Explanation { verdict, rule, grant } = self.explain(real);
+        if verdict == Verdict::Denied || grant.is_none() {
+            return (rule, None);
+        }
+        let place = match access {
+            Access::Write => real.ancestors().find(|place| exists(place)).filter(|place| self.verdict(place) != Verdict::Write),
+            Access::Read | Access::Deny => Some(real),
+        };
+        (rule, place.filter(|place| place.parent().is_some()).map(|place| (place.to_owned(), access)))
+    }
 }
 
 fn words(rule: Rule<'_>, real: &Path) -> String {

@@ -3,12 +3,14 @@
 //! Landlock adds up: what is granted on a directory cannot be taken away below it. It does not see stat, chmod, chown, utime
 //! and xattr. [`crate::report::process_gaps`] says what follows from that.
 
+use crate::enforce::Own;
 use crate::policy::{Access, Files, Grants, Network, Policy};
 use crate::roots::Roots;
 use landlock::{
     ABI, Access as _, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset, RulesetAttr,
     RulesetCreated, RulesetCreatedAttr, RulesetError, RulesetStatus, Scope,
 };
+use std::os::fd::AsFd;
 use std::path::Path;
 
 /// Below this ABI a file outside can be truncated: the right exists since Linux 6.2.
@@ -54,7 +56,7 @@ pub(crate) struct Rights {
 
 impl Rights {
     /// What one of `who` needs under an ABI. Pure, so that every ABI can be tested on any kernel.
-    pub(crate) fn new(policy: &Policy, who: Who, abi: u32) -> Self {
+    pub(crate) fn new(policy: &Policy, own_network: bool, who: Who, abi: u32) -> Self {
         let abi = ABI::from(i32::try_from(abi).unwrap_or(i32::MAX));
         let files = match policy.files {
             Files::Unrestricted => BitFlags::EMPTY,
@@ -73,7 +75,8 @@ impl Rights {
                 (read, write, content | AccessFs::ReadFile | AccessFs::IoctlDev)
             }
         };
-        let no_network = who == Who::Worker || policy.network == Network::Restricted;
+        // In a network of its own there is nobody else to talk to.
+        let no_network = who == Who::Worker || (policy.network == Network::Restricted && !own_network);
         let network = if no_network { AccessNet::from_all(abi) } else { BitFlags::EMPTY };
         Self { files, read: read & files, write: write & files, device: device & files, network, scope: Scope::from_all(abi) }
     }
@@ -105,8 +108,8 @@ pub(crate) enum LandlockError {
 /// Confines this thread, and whatever it starts. Says the ABI that is in force; 0 if the policy needs nothing of it.
 ///
 /// Each set of grants is a domain of its own. Domains nest, so that the kernel itself allows only what all of them do.
-pub(crate) fn restrict(policy: &Policy, roots: &Roots, who: Who, abi: u32) -> Result<u32, LandlockError> {
-    let rights = Rights::new(policy, who, abi);
+pub(crate) fn restrict(policy: &Policy, roots: &Roots, own: Option<&Own>, who: Who, abi: u32) -> Result<u32, LandlockError> {
+    let rights = Rights::new(policy, own.is_some_and(|own| own.network), who, abi);
     if rights.is_empty() {
         return Ok(0);
     }
@@ -121,7 +124,9 @@ pub(crate) fn restrict(policy: &Policy, roots: &Roots, who: Who, abi: u32) -> Re
                 ruleset = grant(ruleset, descriptor, rights)?;
             }
         }
-        if needs_devices(grants) && !rights.device.is_empty() {
+        if let Some(own) = own {
+            ruleset = grant_own(ruleset, own, rights)?;
+        } else if needs_devices(grants) && !rights.device.is_empty() {
             let terminal = (who == Who::Process { tty: true }).then_some(TERMINAL);
             for device in DEVICES.into_iter().chain(terminal).filter(|device| Path::new(device).exists()) {
                 ruleset = ruleset.add_rule(PathBeneath::new(PathFd::new(device)?, rights.device))?;
@@ -153,11 +158,30 @@ fn enforce(ruleset: RulesetCreated) -> Result<(), LandlockError> {
     if status.ruleset == RulesetStatus::FullyEnforced { Ok(()) } else { Err(LandlockError::Partial) }
 }
 
-fn grant(
-    ruleset: RulesetCreated,
-    descriptor: &std::os::fd::OwnedFd,
-    rights: BitFlags<AccessFs>,
-) -> Result<RulesetCreated, RulesetError> {
+/// Grants what the view made: devices, terminals and memory that are the sandbox's own, and its processes.
+fn grant_own(mut ruleset: RulesetCreated, own: &Own, rights: Rights) -> Result<RulesetCreated, LandlockError> {
+    let list = rights.files & AccessFs::ReadDir;
+    let own_places = [
+        ("/dev", list),
+        ("/dev/shm", rights.write),
+        ("/dev/pts", rights.device | list),
+        ("/dev/console", rights.device),
+        (TERMINAL, rights.device),
+        ("/proc", rights.read),
+    ];
+    // Directories that only lead to what is granted. What is covered below keeps its cover.
+    let ground = own.view.began_empty.then_some(("/", list));
+    let devices = DEVICES.map(|device| (device, rights.device));
+    for (path, rights) in own_places.into_iter().chain(devices).chain(ground) {
+        if Path::new(path).exists() {
+            let place = PathFd::new(path)?;
+            ruleset = grant(ruleset, &place, rights)?;
+        }
+    }
+    Ok(ruleset)
+}
+
+fn grant(ruleset: RulesetCreated, descriptor: &impl AsFd, rights: BitFlags<AccessFs>) -> Result<RulesetCreated, RulesetError> {
     // On anything but a directory the kernel takes only the rights of files; the others would mean nothing there.
     let is_directory = rustix::fs::fstat(descriptor)
         .is_ok_and(|stat| rustix::fs::FileType::from_raw_mode(stat.st_mode) == rustix::fs::FileType::Directory);
@@ -190,7 +214,7 @@ mod tests {
     #[test]
     fn every_abi_handles_all_that_it_knows() {
         for abi in 1..=9 {
-            let rights = Rights::new(&policy(Network::Restricted), Who::Process { tty: true }, abi);
+            let rights = Rights::new(&policy(Network::Restricted), false, Who::Process { tty: true }, abi);
             let all = AccessFs::from_all(ABI::from(i32::try_from(abi).unwrap()));
             assert_eq!(rights.files, all, "ABI {abi}");
             assert!(all.contains(rights.read | rights.write | rights.device), "ABI {abi}");
@@ -205,7 +229,7 @@ mod tests {
     #[test]
     fn reading_grants_nothing_that_changes() {
         for (abi, who) in (1..=9).flat_map(|abi| [(abi, Who::Worker), (abi, Who::Process { tty: true })]) {
-            let rights = Rights::new(&policy(Network::Enabled), who, abi);
+            let rights = Rights::new(&policy(Network::Enabled), false, who, abi);
             let changes = AccessFs::from_write(ABI::V9);
             assert!((rights.read & changes).is_empty(), "ABI {abi}, {who:?}");
             assert!((rights.of(Access::Deny)).is_empty());
@@ -216,7 +240,7 @@ mod tests {
     #[test]
     fn a_worker_executes_nothing_makes_no_device_and_has_no_network() {
         for abi in 1..=9 {
-            let rights = Rights::new(&policy(Network::Enabled), Who::Worker, abi);
+            let rights = Rights::new(&policy(Network::Enabled), false, Who::Worker, abi);
             let never = AccessFs::Execute | AccessFs::IoctlDev | AccessFs::MakeChar | AccessFs::MakeBlock | AccessFs::MakeSock;
             assert!(((rights.read | rights.write | rights.device) & never).is_empty(), "ABI {abi}");
             assert_eq!(!rights.network.is_empty(), abi >= 4, "ABI {abi}");
@@ -226,8 +250,8 @@ mod tests {
     #[test]
     fn unrestricted_files_still_get_scopes_where_there_are_any() {
         let policy = Policy { files: Files::Unrestricted, network: Network::Restricted };
-        assert!(Rights::new(&policy, Who::Process { tty: true }, 3).is_empty());
-        let rights = Rights::new(&policy, Who::Process { tty: true }, 7);
+        assert!(Rights::new(&policy, false, Who::Process { tty: true }, 3).is_empty());
+        let rights = Rights::new(&policy, false, Who::Process { tty: true }, 7);
         assert!(rights.files.is_empty() && !rights.scope.is_empty() && !rights.network.is_empty());
     }
 }

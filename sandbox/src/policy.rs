@@ -211,6 +211,14 @@ impl Policy {
         Ok(policy)
     }
 
+    /// Everything can be read, and nothing else be done.
+    #[must_use]
+    pub fn read_everything() -> Self {
+        let entries = AbsolutePath::new("/").map(|path| Grant::new(path, Access::Read)).into_iter().collect();
+        let grants = Grants { entries, ..Grants::default() };
+        Self { files: Files::Restricted(grants.into()), network: Network::Restricted }
+    }
+
     /// Whether a set of grants protects names at any depth, which no list of places can say.
     #[must_use]
     pub fn protects_nested(&self) -> bool {

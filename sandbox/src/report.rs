@@ -3,10 +3,14 @@
 use crate::landlock::{MINIMUM_ABI, SCOPES_ABI};
 use crate::policy::{Access, Grants, Policy};
 use crate::roots::Roots;
-use crate::sys;
+use crate::{remedy, seccomp, sys};
+use portcullis_protocol::environment::{Enforcement, LayerState, SeccompTable, SeccompTables};
+use portcullis_protocol::helper::NamespaceLayer;
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+
+const USER_NAMESPACES: &str = "user namespaces";
 
 /// What this machine offers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,7 +73,7 @@ impl GapKind {
     }
 
     fn gap(self) -> Gap {
-        const MOUNTS: &str = "needs the mount layer, which this version does not build";
+        const MOUNTS: &str = "needs the namespaces layer";
         let text = match self {
             Self::MetadataOutside => {
                 format!("keeping chmod, chown, utime and xattr from files outside the writable roots {MOUNTS}")
@@ -100,12 +104,35 @@ pub fn describe(gaps: &[Gap]) -> String {
     text
 }
 
-/// What the layers of this version and machine cannot enforce on a process under this policy. Links are not followed: a helper
+/// What the layers of this machine cannot enforce on a process under this policy: nothing, where it gives namespaces. Links are
+/// not followed: a helper
 /// asks again with real paths, and refuses what it finds then.
 #[must_use]
-pub fn process_gaps(policy: &Policy) -> Vec<Gap> {
+pub fn process_gaps(policy: &Policy, namespaces: &NamespaceLayer) -> Vec<Gap> {
+    match namespaces {
+        NamespaceLayer::Available { .. } => Vec::new(),
+        NamespaceLayer::Unavailable { reason, remedy } => explained(gaps_by_name(policy), reason, remedy),
+    }
+}
+
+/// Says once, behind the last gap that namespaces would close, why that layer cannot be had.
+fn explained(mut gaps: Vec<Gap>, reason: &str, remedy: &str) -> Vec<Gap> {
+    if let Some(last) = gaps.iter_mut().rfind(|gap| gap.what != GapKind::Signals) {
+        let then = if remedy.is_empty() { String::new() } else { format!(": {remedy}") };
+        last.text.push_str(&format!(" (not to be had here, since {reason}{then})"));
+    }
+    gaps
+}
+
+fn gaps_by_name(policy: &Policy) -> Vec<Gap> {
     let abi = sys::landlock_abi().unwrap_or(0);
     gaps_of_sets(policy, |_set, grants| gaps_between(&named(grants), &named_bases(grants), abi))
+}
+
+/// What to do on this machine where namespaces or mounts are refused.
+#[must_use]
+pub fn namespace_remedy() -> String {
+    remedy::here()
 }
 
 /// The same, by the real paths of opened roots and by their names.
@@ -177,8 +204,30 @@ fn gaps_between(entries: &[(&Path, Access)], glob_bases: &[&Path], abi: u32) -> 
 pub fn machine() -> MachineReport {
     let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
     let abi = sys::landlock_abi();
-    let layers = vec![landlock(&abi), seccomp(), user_namespaces(), cgroup()];
+    let layers = vec![landlock(&abi), seccomp_filters(), user_namespaces(), cgroup()];
     MachineReport { kernel, landlock_abi: abi.unwrap_or(0), layers }
+}
+
+/// What can be enforced here, with the namespaces as they were tried.
+#[must_use]
+pub fn enforcement(namespaces: &NamespaceLayer) -> Enforcement {
+    let MachineReport { kernel, landlock_abi, layers } = machine();
+    let state = |layer: Layer| LayerState {
+        name: layer.name.to_owned(),
+        available: layer.available,
+        reason: layer.reason,
+        remedy: layer.remedy.to_owned(),
+    };
+    let mut layers: Vec<LayerState> = layers.into_iter().filter(|layer| layer.name != USER_NAMESPACES).map(state).collect();
+    layers.extend(remedy::namespaces(namespaces, &remedy::Facts::here()));
+    let tables = tables().into_iter().map(|(name, sha256)| SeccompTable { name: name.to_owned(), sha256 }).collect();
+    Enforcement { kernel, landlock_abi, layers, namespaces: namespaces.clone(), seccomp: SeccompTables { tables } }
+}
+
+/// The tables of system calls by their names, with the SHA-256 of what the kernel gets, in hexadecimal.
+#[must_use]
+pub fn tables() -> Vec<(&'static str, String)> {
+    seccomp::hashes()
 }
 
 fn landlock(abi: &std::io::Result<u32>) -> Layer {
@@ -194,7 +243,7 @@ fn landlock(abi: &std::io::Result<u32>) -> Layer {
     Layer { name: "landlock", available, reason, remedy }
 }
 
-fn seccomp() -> Layer {
+fn seccomp_filters() -> Layer {
     let actions = fs::read_to_string("/proc/sys/kernel/seccomp/actions_avail");
     let (available, reason, remedy) = match actions {
         Ok(actions) if actions.split_whitespace().any(|action| action == "errno") => (true, "filters".to_owned(), ""),
@@ -221,11 +270,12 @@ fn user_namespaces() -> Layer {
     } else {
         (true, "offered; a container may still refuse them", "")
     };
-    Layer { name: "user namespaces", available, reason: reason.to_owned(), remedy }
+    Layer { name: USER_NAMESPACES, available, reason: reason.to_owned(), remedy }
 }
 
 fn cgroup() -> Layer {
-    let remedy = "delegate a cgroup to the server (systemd: Delegate=pids memory cpu)";
+    let remedy = "delegate a cgroup to the server: Delegate=yes in its systemd unit, or systemd-run --user --scope -p Delegate=yes \
+                  portcullis serve; in a container a cgroup namespace of its own and /sys/fs/cgroup mounted writable";
     let layer =
         |available, reason: String| Layer { name: "cgroup v2", available, reason, remedy: if available { "" } else { remedy } };
     let Ok(own) = fs::read_to_string("/proc/self/cgroup") else {
@@ -248,7 +298,9 @@ fn cgroup() -> Layer {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::policy::{Files, Grant, Grants, Network};
     use Access::{Deny, Read, Write};
+    use portcullis_protocol::path::AbsolutePath;
 
     #[track_caller]
     fn check(entries: &[(&str, Access)], globs: &[&str], abi: u32, expect: &[&str]) {
@@ -278,6 +330,25 @@ mod tests {
     #[test]
     fn old_kernels_do_not_keep_signals_inside() {
         check(&[("/", Read)], &[], 5, &["signals"]);
+    }
+
+    #[test]
+    fn with_namespaces_nothing_is_missing_and_without_them_it_is_said_why() {
+        let grant = |path, access| Grant::new(AbsolutePath::new(path).unwrap(), access);
+        let grants = Grants { entries: vec![grant("/", Read), grant("/w", Write)], ..Grants::default() };
+        let policy = Policy { files: Files::Restricted(grants.into()), network: Network::Restricted };
+        assert_eq!(process_gaps(&policy, &NamespaceLayer::Available { user: true, own_proc: false }), []);
+        let (reason, remedy) = ("unshare says EPERM".to_owned(), "ask the administrator".to_owned());
+        let gaps = process_gaps(&policy, &NamespaceLayer::Unavailable { reason, remedy });
+        let text = describe(&gaps);
+        assert!(gaps.len() > 1 && text.matches("since unshare says EPERM: ask the administrator").count() == 1, "{text}");
+    }
+
+    #[test]
+    fn tables_have_hashes_of_their_own() {
+        let tables = tables();
+        let hashes: std::collections::BTreeSet<&str> = tables.iter().map(|(_, hash)| hash.as_str()).collect();
+        assert!(hashes.len() == tables.len() && hashes.iter().all(|hash| hash.len() == 64), "{tables:?}");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The paths of a policy on this machine, opened before enforcement: afterwards only what was opened can be granted.
 
-use crate::compiled::Resolved;
+use crate::compiled::{Compiled, Resolved, Verdict};
 use crate::enforce::EnforceError;
 use crate::policy::{Access, Grant, Grants, Policy};
 use portcullis_protocol::path::AbsolutePath;
@@ -113,6 +113,20 @@ impl Roots {
         Ok(())
     }
 
+    /// Refuses a policy of a process of which a path leads through a link that the process could turn: it would decide what is
+    /// granted or denied the next time. Workers keep such links from being turned.
+    pub(crate) fn refuse_turnable(&self, tables: &Compiled) -> Result<(), EnforceError> {
+        for (named, resolved) in &self.resolved {
+            let (Resolved::Real { path, links } | Resolved::Missing { path, links }) = resolved else { continue };
+            // A link is turned in its directory, whatever its own name is to be.
+            let is_turnable = |link: &PathBuf| link.parent().is_some_and(|parent| tables.verdict(parent) == Verdict::Write);
+            if links.iter().any(is_turnable) {
+                return Err(EnforceError::TurnableLink { path: named.clone(), real: path.clone() });
+            }
+        }
+        Ok(())
+    }
+
     /// Follows the links of any path as they are now: its real path, existing or not, and the links on the way.
     ///
     /// # Errors
@@ -134,6 +148,11 @@ impl Roots {
             Resolved::Real { path, .. } | Resolved::Missing { path, .. } => Some(path.clone()),
             Resolved::Refused(_) => None,
         }
+    }
+
+    /// What every path of the policy turned out to be.
+    pub(crate) fn resolutions(&self) -> impl Iterator<Item = &Resolved> {
+        self.resolved.values()
     }
 
     /// All entries of all sets of grants in their order, granted or denied.
@@ -185,16 +204,16 @@ fn open_root(grant: &Grant, set: usize) -> Result<(Root, Resolved), EnforceError
 
 /// A path with its links followed.
 #[derive(Debug, PartialEq, Eq)]
-struct Followed {
-    path: PathBuf,
-    links: Vec<PathBuf>,
-    exists: bool,
+pub(crate) struct Followed {
+    pub(crate) path: PathBuf,
+    pub(crate) links: Vec<PathBuf>,
+    pub(crate) exists: bool,
     /// Whether the last name itself is a link.
     is_link: bool,
 }
 
 /// Follows links by name, so that every link on the way is known. What is missing or out of reach keeps its name.
-fn follow(named: &Path) -> Result<Followed, Errno> {
+pub(crate) fn follow(named: &Path) -> Result<Followed, Errno> {
     let names = |path: &Path| path.iter().filter(|name| name.as_bytes() != b"/").map(OsString::from).collect::<Vec<_>>();
     let mut rest: VecDeque<OsString> = names(named).into();
     let mut followed = Followed { path: PathBuf::from("/"), links: Vec::new(), exists: true, is_link: false };

@@ -3,6 +3,7 @@
 //! A process may have several: the kernel runs all, and the strictest answer holds. None is ever taken away.
 
 use seccompiler::{BpfProgram, sock_filter};
+use sha2::{Digest, Sha256};
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 compile_error!("the system call tables cover x86_64 and aarch64 only");
@@ -16,11 +17,15 @@ pub(crate) enum Table {
     Process,
     /// What changes files and Landlock does not see.
     ReadOnly,
+    /// No System V objects, which would be everybody's.
+    SharedIpc,
     /// No sockets but pairs.
-    NetworkOff,
+    NoNetwork,
     /// No sockets but those of the internet.
-    NetworkOn,
+    Internet,
 }
+
+const ALL: [Table; 6] = [Table::Worker, Table::Process, Table::ReadOnly, Table::SharedIpc, Table::NoNetwork, Table::Internet];
 
 macro_rules! program {
     ($table:literal) => {
@@ -39,20 +44,26 @@ impl Table {
             Self::Worker => "worker",
             Self::Process => "process",
             Self::ReadOnly => "read-only",
-            Self::NetworkOff => "network-off",
-            Self::NetworkOn => "network-on",
+            Self::SharedIpc => "shared-ipc",
+            Self::NoNetwork => "no-network",
+            Self::Internet => "internet",
+        }
+    }
+
+    /// Of this architecture.
+    fn bytes(self) -> &'static [u8] {
+        match self {
+            Self::Worker => program!("worker"),
+            Self::Process => program!("process"),
+            Self::ReadOnly => program!("read-only"),
+            Self::SharedIpc => program!("shared-ipc"),
+            Self::NoNetwork => program!("no-network"),
+            Self::Internet => program!("internet"),
         }
     }
 
     fn program(self) -> BpfProgram {
-        let bytes = match self {
-            Self::Worker => program!("worker"),
-            Self::Process => program!("process"),
-            Self::ReadOnly => program!("read-only"),
-            Self::NetworkOff => program!("network-off"),
-            Self::NetworkOn => program!("network-on"),
-        };
-        let (instructions, rest) = bytes.as_chunks::<8>();
+        let (instructions, rest) = self.bytes().as_chunks::<8>();
         debug_assert!(rest.is_empty());
         let decode = |&[c0, c1, jt, jf, k0, k1, k2, k3]: &[u8; 8]| sock_filter {
             code: u16::from_le_bytes([c0, c1]),
@@ -64,6 +75,12 @@ impl Table {
     }
 }
 
+/// Every table by its name, with the SHA-256 of its program in hexadecimal.
+pub(crate) fn hashes() -> Vec<(&'static str, String)> {
+    let hex = |bytes: &[u8]| Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect();
+    ALL.into_iter().map(|table| (table.name(), hex(table.bytes()))).collect()
+}
+
 /// Installs a table on this thread, and whatever it starts.
 pub(crate) fn install(table: Table) -> Result<(), seccompiler::Error> {
     seccompiler::apply_filter(&table.program())
@@ -72,8 +89,6 @@ pub(crate) fn install(table: Table) -> Result<(), seccompiler::Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const ALL: [Table; 5] = [Table::Worker, Table::Process, Table::ReadOnly, Table::NetworkOff, Table::NetworkOn];
 
     /// What a program says of a call; a slow reader of the few instructions that the compiler writes.
     fn run(table: Table, architecture: u32, call: u32, args: [u64; 6]) -> u32 {
@@ -161,24 +176,24 @@ mod tests {
     fn sockets_by_family() {
         let stream = 1 | 0x8_0000;
         for family in 0..=46 {
-            check(Table::NetworkOff, libc::SYS_socket, &[family, stream, 0], errno(libc::EPERM));
+            check(Table::NoNetwork, libc::SYS_socket, &[family, stream, 0], errno(libc::EPERM));
             let on = if matches!(family, 2 | 10 | 16) { ALLOW } else { errno(libc::EPERM) };
-            check(Table::NetworkOn, libc::SYS_socket, &[family, stream, 0], on);
+            check(Table::Internet, libc::SYS_socket, &[family, stream, 0], on);
         }
         let (mptcp, route) = (262, 0);
-        check(Table::NetworkOn, libc::SYS_socket, &[2, 1, mptcp], ALLOW);
-        check(Table::NetworkOn, libc::SYS_socket, &[2, 2, 0], ALLOW);
-        check(Table::NetworkOn, libc::SYS_socket, &[2, 3, 1], errno(libc::EPERM));
-        check(Table::NetworkOn, libc::SYS_socket, &[10, 10, 0], errno(libc::EPERM));
-        check(Table::NetworkOn, libc::SYS_socket, &[16, 3 | 0x8_0000, route], ALLOW);
-        check(Table::NetworkOn, libc::SYS_socket, &[16, 3, 4], errno(libc::EPERM));
+        check(Table::Internet, libc::SYS_socket, &[2, 1, mptcp], ALLOW);
+        check(Table::Internet, libc::SYS_socket, &[2, 2, 0], ALLOW);
+        check(Table::Internet, libc::SYS_socket, &[2, 3, 1], errno(libc::EPERM));
+        check(Table::Internet, libc::SYS_socket, &[10, 10, 0], errno(libc::EPERM));
+        check(Table::Internet, libc::SYS_socket, &[16, 3 | 0x8_0000, route], ALLOW);
+        check(Table::Internet, libc::SYS_socket, &[16, 3, 4], errno(libc::EPERM));
         // The kernel takes 32 bits of each argument.
-        check(Table::NetworkOn, libc::SYS_socket, &[0x1_0000_0001, 1, 0], errno(libc::EPERM));
+        check(Table::Internet, libc::SYS_socket, &[0x1_0000_0001, 1, 0], errno(libc::EPERM));
     }
 
     #[test]
     fn pairs_that_cannot_be_pointed_elsewhere() {
-        for table in [Table::NetworkOff, Table::NetworkOn] {
+        for table in [Table::NoNetwork, Table::Internet] {
             for kind in [1, 5, 1 | 0x8_0000, 5 | 0x8_0000 | 0x800] {
                 check(table, libc::SYS_socketpair, &[1, kind, 0], ALLOW);
             }

@@ -203,6 +203,10 @@ impl Tree {
         self.walk(real).verdict
     }
 
+    pub(crate) fn glob_denies(&self, real: &Path) -> bool {
+        self.walk(real).glob_denies
+    }
+
     /// What decides, globs first.
     pub(crate) fn rule<'a>(&'a self, real: &'a Path) -> Rule<'a> {
         let walk = self.walk(real);

@@ -12,6 +12,7 @@ mod kernel {
     pub(crate) mod sys;
 }
 
+use portcullis_sandbox::compiled::Compiled;
 use portcullis_sandbox::enforce::{self, Choices};
 use portcullis_sandbox::policy::Policy;
 use portcullis_sandbox::roots::Roots;
@@ -33,15 +34,16 @@ fn main() -> ExitCode {
                 Ok(roots) => roots,
                 Err(error) => return refused(&error),
             };
+            let tables = Compiled::new(&policy, |path| roots.resolve(path)).expect("no glob is wrong");
             let enforced = match *who {
                 "worker" => enforce::worker(&policy, &roots),
-                "process" => enforce::process(&policy, &roots, Choices::default()),
-                "terminal" => enforce::process(&policy, &roots, Choices { tty: true, ..Choices::default() }),
-                "waived" => enforce::process(&policy, &roots, WAIVED),
+                "process" => enforce::process(&policy, &roots, &tables, None, Choices::default()),
+                "terminal" => enforce::process(&policy, &roots, &tables, None, Choices { tty: true, ..Choices::default() }),
+                "waived" => enforce::process(&policy, &roots, &tables, None, WAIVED),
                 "threaded" => {
                     let (_keep, wait) = std::sync::mpsc::channel::<()>();
                     std::thread::spawn(move || wait.recv());
-                    enforce::process(&policy, &roots, WAIVED)
+                    enforce::process(&policy, &roots, &tables, None, WAIVED)
                 }
                 other => panic!("{other}"),
             };

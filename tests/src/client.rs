@@ -30,6 +30,8 @@ pub struct Refusal {
     pub code: i64,
     /// Its text.
     pub message: String,
+    /// What more it says to programs.
+    pub data: Option<Value>,
 }
 
 /// Everything that happened to one process.
@@ -112,6 +114,7 @@ impl Client {
             Some(error) => Err(Refusal {
                 code: error["code"].as_i64().expect("a code"),
                 message: error["message"].as_str().expect("a text").to_owned(),
+                data: error.get("data").cloned(),
             }),
         }
     }

@@ -9,7 +9,7 @@ mod program;
 
 pub use client::{Client, Events, Refusal};
 pub use place::Place;
-pub use program::{Program, Server, Watched, executable, portcullis};
+pub use program::{Program, Server, Watched, executable, portcullis, without};
 
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
 //! The real program.
 
 use crate::PATIENCE;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
@@ -25,6 +25,15 @@ pub fn executable(name: &str) -> PathBuf {
 pub fn portcullis(arguments: &[&str]) -> Command {
     let mut command = Command::new(executable("portcullis"));
     command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+    command
+}
+
+/// A program on a machine that offers less: `portcullis-without` takes the `things` away first.
+#[must_use]
+pub fn without(things: &[&str], program: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(executable("portcullis-without"));
+    command.args(things).arg("--").arg(program).args(arguments);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
     command
 }
 
@@ -116,6 +125,11 @@ impl Server {
     /// Starts one with more arguments.
     pub async fn with_arguments(arguments: &[&str]) -> Self {
         Self::with(portcullis(&[&["serve"], arguments].concat())).await
+    }
+
+    /// Starts one with more arguments on a machine that offers less.
+    pub async fn without(things: &[&str], arguments: &[&str]) -> Self {
+        Self::with(without(things, &executable("portcullis"), &[&["serve"], arguments].concat())).await
     }
 
     /// Starts one from a command of the test's choice.

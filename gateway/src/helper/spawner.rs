@@ -10,8 +10,10 @@ mod task;
 
 use self::task::{Ask, Task};
 use super::socket::{FrameReceiver, FrameSender, pair_up, watch_fd};
+use portcullis_protocol::denial::Denials;
 use portcullis_protocol::helper::{
-    BUILD, Command, Enforced, ExitStatus, HIDDEN_FLAG, Role, SpawnerEvent, SpawnerRequest, StepFailed, decode, encode,
+    BUILD, Command, Enforced, ExitStatus, HIDDEN_FLAG, NamespaceLayer, Role, SpawnerEvent, SpawnerRequest, StepFailed, decode,
+    encode,
 };
 use portcullis_protocol::path::Bytes;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -21,7 +23,7 @@ use std::os::unix::net::UnixStream as StdStream;
 use std::path::Path;
 use std::process::Child as HelperChild;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::io::Interest;
 use tokio::net::UnixStream;
@@ -46,6 +48,10 @@ pub(crate) const KILL: i32 = 9;
 pub(crate) struct Spawner {
     asks: mpsc::Sender<Ask>,
     ids: Arc<AtomicU64>,
+    pid: u32,
+    /// Never taken back: a daemon outlives the process that was started, and the spawner knows no process's network.
+    has_dialers: Arc<AtomicBool>,
+    namespaces: Arc<NamespaceLayer>,
 }
 
 /// The task behind the handles, for the one who started it.
@@ -83,10 +89,16 @@ pub(crate) struct WorkerChild {
 /// A process to start.
 #[derive(Debug)]
 pub(crate) struct Launch {
+    /// The session that it belongs to.
+    pub(crate) session: Arc<str>,
     /// A policy of the sandbox crate, encoded; none starts it unconfined.
     pub(crate) policy: Option<Bytes>,
-    /// The operator accepts what the policy asks and this version cannot enforce on a process.
+    /// The policy restricts files, so that it gets a view of its own where there can be one.
+    pub(crate) own_view: bool,
+    /// The operator accepts what the policy asks and cannot be enforced on a process without namespaces.
     pub(crate) allow_unprotected: bool,
+    /// It is confined and may use the network, so that it could dial whatever listens on this machine, the gateway too.
+    pub(crate) may_dial: bool,
     /// What is executed.
     pub(crate) command: Command,
     /// The child's ends.
@@ -122,7 +134,18 @@ pub(crate) struct Child {
     /// What the kernel enforces on it.
     pub(crate) enforced: Enforced,
     /// How it ended; an error if the spawner died. Dropping it kills the process.
-    pub(crate) exit: oneshot::Receiver<ExitStatus>,
+    pub(crate) exit: oneshot::Receiver<Ended>,
+}
+
+/// How a process ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Ended {
+    /// Its status.
+    pub(crate) status: ExitStatus,
+    /// What its sandbox was seen to refuse.
+    pub(crate) denials: Denials,
+    /// Why its sandbox ended it, if it did.
+    pub(crate) failure: Option<String>,
 }
 
 /// Why the spawner cannot be used.
@@ -164,14 +187,18 @@ impl Spawner {
         let (mut sender, mut receiver) = pair_up(ours);
         let ready = timeout(PATIENCE, greet(&mut sender, &mut receiver)).await;
         let ready = ready.unwrap_or_else(|_| Err(format!("not ready within {} s", PATIENCE.as_secs())));
-        if let Err(reason) = ready {
-            drop((sender, receiver));
-            let _already_ended = child.kill();
-            let ended = reap(child).await;
-            return Err(SpawnerError::Handshake(format!("{reason} ({ended})")));
-        }
+        let namespaces = match ready {
+            Ok(namespaces) => namespaces,
+            Err(reason) => {
+                drop((sender, receiver));
+                let _already_ended = child.kill();
+                let ended = reap(child).await;
+                return Err(SpawnerError::Handshake(format!("{reason} ({ended})")));
+            }
+        };
         let (stop, stopped) = oneshot::channel();
-        let (spawner, task) = Self::over(sender, receiver, stopped);
+        let (mut spawner, task) = Self::over(sender, receiver, stopped, namespaces);
+        spawner.pid = child.id();
         let mut tasks = JoinSet::new();
         tasks.spawn(async move {
             let end = task.run().await;
@@ -184,9 +211,20 @@ impl Spawner {
         Ok((spawner, SpawnerTask { tasks, stop }))
     }
 
-    fn over(sender: FrameSender, receiver: FrameReceiver, stopped: oneshot::Receiver<Never>) -> (Self, Task) {
+    fn over(
+        sender: FrameSender,
+        receiver: FrameReceiver,
+        stopped: oneshot::Receiver<Never>,
+        namespaces: NamespaceLayer,
+    ) -> (Self, Task) {
         let (asks, queue) = mpsc::channel(QUEUE);
-        (Self { asks, ids: Arc::default() }, Task::new(sender, receiver, queue, stopped))
+        let (ids, has_dialers, namespaces) = (Arc::default(), Arc::default(), Arc::new(namespaces));
+        (Self { asks, ids, pid: 0, has_dialers, namespaces }, Task::new(sender, receiver, queue, stopped))
+    }
+
+    /// What of the namespaces it can give a process, as it tried at its start.
+    pub(crate) fn namespaces(&self) -> &NamespaceLayer {
+        &self.namespaces
     }
 
     /// Asks for a worker. It ends when its sockets are dropped.
@@ -205,6 +243,10 @@ impl Spawner {
     /// Starts a process and waits until it runs. Dropping the future kills what may have been started.
     pub(crate) async fn process(&self, launch: Launch) -> Result<Child, LaunchError> {
         let lost = |_| LaunchError::Lost(SpawnerError::Ended.to_string());
+        if launch.may_dial {
+            // Before it runs, and so before it can dial.
+            self.has_dialers.store(true, Ordering::SeqCst);
+        }
         let (reply, answer) = oneshot::channel();
         let ask = Ask::Process { id: self.id(), launch: Box::new(launch), reply };
         self.ask(ask).await.map_err(lost)?;
@@ -216,6 +258,12 @@ impl Spawner {
         self.ask(Ask::Request(SpawnerRequest::Signal { id, signal })).await
     }
 
+    /// Ends what is left in the sandboxes of a session: daemons of programs that have ended.
+    pub(crate) async fn end_session(&self, session: &str) {
+        // With the spawner everything ends.
+        let _spawner_ended = self.ask(Ask::Request(SpawnerRequest::EndSession { session: session.to_owned() })).await;
+    }
+
     /// Ends a worker; nothing happens if it has ended.
     pub(crate) async fn kill_worker(&self, id: u64) {
         // With the spawner its workers end too.
@@ -225,6 +273,16 @@ impl Spawner {
     /// Whether things can be started.
     pub(crate) fn is_alive(&self) -> bool {
         !self.asks.is_closed()
+    }
+
+    /// Its process id, whose descendants are all that was ever started.
+    pub(crate) fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Whether a process was ever started that is confined and could dial the gateway.
+    pub(crate) fn has_dialers(&self) -> bool {
+        self.has_dialers.load(Ordering::SeqCst)
     }
 
     async fn ask(&self, ask: Ask) -> Result<(), SpawnerError> {
@@ -250,13 +308,13 @@ fn spawn(executable: &Path, socket: StdStream) -> io::Result<HelperChild> {
         .spawn()
 }
 
-/// Hello, and Ready.
-async fn greet(sender: &mut FrameSender, receiver: &mut FrameReceiver) -> Result<(), String> {
+/// Hello, and Ready with what it tried.
+async fn greet(sender: &mut FrameSender, receiver: &mut FrameReceiver) -> Result<NamespaceLayer, String> {
     let hello = encode(&SpawnerRequest::Hello { build: BUILD.to_owned() }, &[], 0).map_err(|error| error.to_string())?;
     sender.send(&hello, &[]).await.map_err(|error| error.to_string())?;
     let (frame, _none) = receiver.recv().await.map_err(|error| error.to_string())?.ok_or("it ended at once")?;
     match decode(&frame.body).map_err(|error| error.to_string())? {
-        SpawnerEvent::Ready { .. } => Ok(()),
+        SpawnerEvent::Ready { namespaces } => Ok(namespaces),
         SpawnerEvent::WrongBuild { build } => Err(format!("its build is {build}, ours is {BUILD}: both must be one executable")),
         other => Err(format!("its first word was {other:?}")),
     }

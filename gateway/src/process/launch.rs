@@ -8,11 +8,12 @@ use portcullis_protocol::helper::{Command, Enforced, Step, StepFailed};
 use portcullis_protocol::path::{AbsolutePath, Bytes};
 use portcullis_protocol::process::StartParams;
 use portcullis_protocol::rpc::{RpcError, code};
-use portcullis_sandbox::policy::Policy;
+use portcullis_sandbox::policy::{Files, Network, Policy};
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::pipe::{PipeFlags, pipe_with};
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 /// Our ends of a child's descriptors. None of them blocks.
 #[derive(Debug)]
@@ -55,6 +56,7 @@ pub(crate) fn check(params: &StartParams, is_confined: bool) -> Result<(), RpcEr
 
 /// The launch of checked parameters, and our ends of its descriptors. `allow_unprotected` is the operator's word.
 pub(crate) fn prepare(
+    session: Arc<str>,
     params: &StartParams,
     policy: Option<&Policy>,
     allow_unprotected: bool,
@@ -67,8 +69,10 @@ pub(crate) fn prepare(
         let error = StepFailed { step: Step::Machine, attempt: attempt.to_owned(), errno: errno.raw_os_error(), denial: None };
         failed(&LaunchError::Failed(error))
     })?;
+    let own_view = policy.is_some_and(|policy| policy.files != Files::Unrestricted);
+    let may_dial = policy.is_some_and(|policy| policy.network == Network::Enabled);
     let policy = policy.map(|policy| Bytes(policy.encode()));
-    Ok((Launch { policy, allow_unprotected, command, stdio }, ends))
+    Ok((Launch { session, policy, own_view, allow_unprotected, may_dial, command, stdio }, ends))
 }
 
 /// The error of a start that failed.
@@ -76,13 +80,17 @@ pub(crate) fn failed(error: &LaunchError) -> RpcError {
     let LaunchError::Failed(step) = error else {
         return RpcError::new(code::INTERNAL, error.to_string());
     };
-    // Without an error of the system, it is this version that refuses to enforce less than was asked, in words.
+    // Without an error of the system, it is we who refuse to enforce less than was asked, in words.
     let number = match (step.step, step.errno) {
         (Step::Enforce, 0) => code::INVALID_PARAMS,
         (Step::Enforce | Step::Execute | Step::Machine | Step::Frame, _) => code::INTERNAL,
     };
     let text = if step.errno == 0 { step.attempt.clone() } else { step.to_string() };
-    RpcError::new(number, text)
+    let error = RpcError::new(number, text);
+    match &step.denial {
+        Some(denial) => error.with_denials(std::slice::from_ref(denial)),
+        None => error,
+    }
 }
 
 /// What `process/start` answers as its sandbox.
@@ -147,7 +155,7 @@ mod tests {
     #[track_caller]
     fn refused(params: &StartParams, expect_code: i32, expect: &str) {
         let checked = check(params, false);
-        let error = checked.and_then(|()| prepare(params, None, false, &[], "/bin/sh").map(|_| ())).unwrap_err();
+        let error = checked.and_then(|()| prepare("s".into(), params, None, false, &[], "/bin/sh").map(|_| ())).unwrap_err();
         assert_eq!((error.code, error.message.as_str()), (expect_code, expect));
     }
 
@@ -181,7 +189,7 @@ mod tests {
     #[test]
     fn an_absent_input_is_at_its_end_and_a_wanted_one_is_not() {
         let input = |params: &StartParams| {
-            let (launch, ends) = prepare(params, None, false, &[], "/bin/sh").unwrap();
+            let (launch, ends) = prepare("s".into(), params, None, false, &[], "/bin/sh").unwrap();
             let Stdio::Pipes { stdin, .. } = launch.stdio else { panic!() };
             (stdin, ends.sink)
         };
@@ -198,7 +206,7 @@ mod tests {
     fn our_ends_never_block_and_a_terminal_is_one_stream() {
         for (tty, streams) in [(false, &[Stream::Stdout, Stream::Stderr][..]), (true, &[Stream::Pty])] {
             let params = StartParams { tty, ..params(&["a"]) };
-            let (launch, ends) = prepare(&params, None, false, &[], "/bin/bash").unwrap();
+            let (launch, ends) = prepare("s".into(), &params, None, false, &[], "/bin/bash").unwrap();
             assert_eq!(ends.sources.iter().map(|(stream, _)| *stream).collect::<Vec<_>>(), streams);
             for (_, source) in &ends.sources {
                 assert_eq!(read(source, &mut [0]), Err(Errno::AGAIN));

@@ -6,7 +6,8 @@
 
 use super::launch::Ends;
 use crate::helper::socket::watch_fd;
-use crate::helper::spawner::{Child, KILL, Spawner};
+use crate::helper::spawner::{Child, Ended, KILL, Spawner};
+use portcullis_protocol::denial::Denials;
 use portcullis_protocol::event::Stream;
 use portcullis_protocol::helper::ExitStatus;
 use rustix::io::Errno;
@@ -36,8 +37,9 @@ const INTERRUPT: i32 = 2;
 pub(crate) enum Feed {
     /// The process wrote.
     Output { stream: Stream, chunk: Vec<u8> },
-    /// It ended. `lost` says why its status is not known.
-    Exited { code: i32, lost: Option<String> },
+    /// It ended, and this is what its sandbox was seen to refuse. `failure` says why its status is not known, or why its
+    /// sandbox ended it.
+    Exited { code: i32, denials: Denials, failure: Option<String> },
     /// It ended and its streams did; the pump's last word.
     Closed,
     /// So many bytes of one chunk of input were written, which makes room in the queue.
@@ -93,7 +95,7 @@ pub(crate) struct Pump {
     /// Those that have not ended.
     sources: Vec<Source>,
     sink: Option<AsyncFd<OwnedFd>>,
-    exit: oneshot::Receiver<ExitStatus>,
+    exit: oneshot::Receiver<Ended>,
     orders: watch::Receiver<Orders>,
     input: mpsc::Receiver<Vec<u8>>,
     /// The chunk that is being written, and how much of it was.
@@ -171,7 +173,7 @@ impl Pump {
             tokio::select! {
                 changed = self.orders.changed() => changed.map_err(|_| SessionGone)?,
                 (at, read) = read_some(&self.sources, &mut self.buffer[..credit]), if credit > 0 => self.output(at, read).await?,
-                status = &mut self.exit, if !self.has_exited => self.exited(status.ok()).await?,
+                ended = &mut self.exit, if !self.has_exited => self.exited(ended.ok()).await?,
                 chunk = self.input.recv(), if takes_input => match chunk {
                     Some(chunk) => self.writing = Some((chunk, 0)),
                     None => input_open = false,
@@ -225,7 +227,7 @@ impl Pump {
     }
 
     /// The process ended. What it wrote before is in its pipes already, and comes out before its exit is told.
-    async fn exited(&mut self, status: Option<ExitStatus>) -> Result<(), SessionGone> {
+    async fn exited(&mut self, ended: Option<Ended>) -> Result<(), SessionGone> {
         self.has_exited = true;
         // Somebody else may go on writing to the pipes, so the reserve is also the bound of this.
         let bound = self.read + RESERVE;
@@ -245,16 +247,17 @@ impl Pump {
                 }
             }
         }
-        let (code, lost) = match status {
-            Some(status) => (status.code(), None),
+        let feed = match ended {
+            Some(Ended { status, denials, failure }) => Feed::Exited { code: status.code(), denials, failure },
             None => {
                 // What it may have left behind cannot be ended any more, so nobody shall wait for the end of its output.
                 self.sources.clear();
                 let text = "the spawner died: whether the process lives on is not known, and nothing can reach it";
-                (ExitStatus::Signal(KILL).code(), Some(text.to_owned()))
+                let code = ExitStatus::Signal(KILL).code();
+                Feed::Exited { code, denials: Denials::default(), failure: Some(text.to_owned()) }
             }
         };
-        self.feed(Feed::Exited { code, lost }).await?;
+        self.feed(feed).await?;
         // Others who share its input see the end of it, after the session has heard of the exit.
         self.stop_input();
         Ok(())

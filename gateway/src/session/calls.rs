@@ -3,6 +3,7 @@
 use super::message::{Answer, Call, Output};
 use super::process::{Phase, Process, Written};
 use super::state::{Reader, State};
+use portcullis_protocol::helper::Enforced;
 use portcullis_protocol::process::{ReadParams, StartResult, TerminateResult, WriteParams, WriteResult, WriteStatus};
 use portcullis_protocol::rpc::{RpcError, code};
 use std::sync::Arc;
@@ -36,11 +37,12 @@ impl State {
         self.reply(call, Answer::Start(Err(RpcError::new(code::INVALID_REQUEST, text))));
     }
 
-    pub(super) fn started(&mut self, key: u64, sandbox_type: &'static str) {
+    pub(super) fn started(&mut self, key: u64, sandbox_type: &'static str, enforcement: Option<Box<Enforced>>) {
         let Some(process) = self.processes.get_mut(&key) else { return };
         let Phase::Starting { call, kill, interrupt } = process.phase else { return };
         process.phase = Phase::Running;
-        let result = StartResult { process_id: process.id.to_string(), sandbox_type: sandbox_type.to_owned() };
+        let (process_id, sandbox_type) = (process.id.to_string(), sandbox_type.to_owned());
+        let result = StartResult { process_id, sandbox_type, enforcement };
         self.reply(call, Answer::Start(Ok(result)));
         if kill {
             self.outputs.push_back(Output::Kill { key });

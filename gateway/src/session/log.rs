@@ -175,7 +175,7 @@ mod tests {
     }
 
     fn exited() -> Event {
-        Event::Exited { code: 0, denied: false }
+        Event::Exited { code: 0, denials: std::sync::Arc::default() }
     }
 
     fn log(events: impl IntoIterator<Item = Event>) -> EventLog {

@@ -1,6 +1,7 @@
 //! What goes into a session's state and what comes out.
 
 use crate::process::pump::Feed;
+use portcullis_protocol::helper::Enforced;
 use portcullis_protocol::process::{ReadParams, ReadResult, StartResult, TerminateResult, WriteParams, WriteResult};
 use portcullis_protocol::rpc::RpcError;
 use std::time::Duration;
@@ -34,6 +35,8 @@ pub(super) enum Input {
     Started {
         key: u64,
         sandbox_type: &'static str,
+        /// What is enforced on it, if its client wants to know.
+        enforcement: Option<Box<Enforced>>,
     },
     StartFailed {
         key: u64,

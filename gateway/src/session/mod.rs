@@ -38,7 +38,7 @@ pub(crate) struct SessionConfig {
     pub(crate) retention: Duration,
     /// What processes may inherit, if their policy says so.
     pub(crate) environment: Arc<[(OsString, OsString)]>,
-    /// The operator accepts what policies ask and this version cannot enforce on a process.
+    /// The operator accepts what policies ask and cannot be enforced on a process without namespaces.
     pub(crate) allow_unprotected: bool,
     /// SHELL of a process with a terminal.
     pub(crate) shell: String,

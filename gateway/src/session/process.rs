@@ -4,6 +4,7 @@ use super::ledger::Ledger;
 use super::log::EventLog;
 use super::message::Call;
 use crate::process::pump::INPUT_QUEUE;
+use portcullis_protocol::denial::Denials;
 use portcullis_protocol::process::{ReadResult, WriteStatus};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -24,8 +25,10 @@ pub(super) struct Process {
     pub(super) phase: Phase,
     pub(super) log: EventLog,
     pub(super) input: Input,
-    /// Why its end is not known, if it is not.
+    /// Why its end is not known, if it is not, or why its sandbox ended it.
     pub(super) failure: Option<String>,
+    /// What its sandbox was seen to refuse, once it ended.
+    pub(super) denials: Arc<Denials>,
     granted: u64,
     received: u64,
 }
@@ -37,17 +40,10 @@ pub(super) enum Phase {
     Starting { call: Call, kill: bool, interrupt: bool },
     /// It runs.
     Running,
-    /// It ended; its streams may still bring output of others.
-    Exited(Exit),
+    /// It ended with this status; its streams may still bring output of others.
+    Exited(i32),
     /// All is over.
-    Closed(Exit),
-}
-
-/// How it ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Exit {
-    pub(super) code: i32,
-    pub(super) denied: bool,
+    Closed(i32),
 }
 
 /// A write that waits for a place in the queue.
@@ -73,12 +69,17 @@ impl Process {
     pub(super) fn starting(id: Arc<str>, call: Call, takes_input: bool) -> Self {
         let input = Input { open: takes_input, ledger: Ledger::default(), chunks: 0, bytes: 0, parked: VecDeque::new() };
         let phase = Phase::Starting { call, kill: false, interrupt: false };
-        Self { id, phase, log: EventLog::default(), input, failure: None, granted: 0, received: 0 }
+        Self { id, phase, log: EventLog::default(), input, failure: None, denials: Arc::default(), granted: 0, received: 0 }
     }
 
     /// Whether something of it is alive on this machine, as far as is known.
     pub(super) fn is_live(&self) -> bool {
         matches!(self.phase, Phase::Starting { .. } | Phase::Running)
+    }
+
+    /// Bytes held. What the log and the process share counts twice: either may be the one that keeps it.
+    pub(super) fn bytes(&self) -> usize {
+        self.log.bytes() + self.denials.size()
     }
 
     /// Counts output that the pump brought.
@@ -103,19 +104,21 @@ impl Process {
     pub(super) fn read(&mut self, after: u64, max_bytes: Option<u64>) -> ReadResult {
         let page = self.log.page(after, max_bytes);
         self.log.release(page.next_seq - 1);
-        let (exit, closed) = match self.phase {
+        let (exit_code, closed) = match self.phase {
             Phase::Starting { .. } | Phase::Running => (None, false),
-            Phase::Exited(exit) => (Some(exit), false),
-            Phase::Closed(exit) => (Some(exit), true),
+            Phase::Exited(code) => (Some(code), false),
+            Phase::Closed(code) => (Some(code), true),
         };
         ReadResult {
             chunks: page.chunks,
             next_seq: page.next_seq,
-            exited: exit.is_some(),
-            exit_code: exit.map(|exit| exit.code),
+            exited: exit_code.is_some(),
+            exit_code,
             closed,
             failure: self.failure.clone(),
-            sandbox_denied: exit.is_some_and(|exit| exit.denied),
+            sandbox_denied: exit_code.is_some_and(|code| self.denials.failed_it(code)),
+            denials: self.denials.list.clone(),
+            denials_more: self.denials.more,
         }
     }
 }

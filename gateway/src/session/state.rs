@@ -1,8 +1,9 @@
 //! The state of a session. Sans-IO: `handle` takes what happened, `poll` gives what to do, `deadline` says when to call again.
 
 use super::message::{Answer, Call, Input, Output, Retention};
-use super::process::{Exit, Phase, Process};
+use super::process::{Phase, Process};
 use crate::process::pump::Feed;
+use portcullis_protocol::denial::Denials;
 use portcullis_protocol::event::Event;
 use portcullis_protocol::rpc::{RpcError, code};
 use std::collections::{HashMap, VecDeque};
@@ -80,7 +81,7 @@ impl State {
             Input::Attach { call } => self.attach(call, now),
             Input::Detach { generation } => self.detach(generation, now),
             Input::Start { call, process, takes_input } => self.start(call, process, takes_input),
-            Input::Started { key, sandbox_type } => self.started(key, sandbox_type),
+            Input::Started { key, sandbox_type, enforcement } => self.started(key, sandbox_type, enforcement),
             Input::StartFailed { key, error } => self.start_failed(key, error),
             Input::Read { call, params } => self.read(call, &params, now),
             Input::Write { call, params } => self.write(call, params),
@@ -201,11 +202,13 @@ impl State {
                 self.append(key, Event::Output { stream, chunk });
                 self.grant(key);
             }
-            Feed::Exited { code, lost } => {
-                process.phase = Phase::Exited(Exit { code, denied: false });
-                process.failure = lost;
+            Feed::Exited { code, denials, failure } => {
+                let denials = Arc::new(denials);
+                process.phase = Phase::Exited(code);
+                process.failure = failure;
+                process.denials = Arc::clone(&denials);
                 process.input.close();
-                self.append(key, Event::Exited { code, denied: false });
+                self.append(key, Event::Exited { code, denials });
                 self.unpark(key);
             }
             Feed::Closed => self.close(key, now),
@@ -222,24 +225,24 @@ impl State {
 
     fn close(&mut self, key: u64, now: Instant) {
         let Some(process) = self.processes.get_mut(&key) else { return };
-        let Phase::Exited(exit) = process.phase else { return };
-        process.phase = Phase::Closed(exit);
+        let Phase::Exited(code) = process.phase else { return };
+        process.phase = Phase::Closed(code);
         self.append(key, Event::Closed);
         self.closed.push_back((now + self.retention.closed, key));
-        let mut bytes: usize = self.closed.iter().filter_map(|(_, key)| self.processes.get(key)).map(|p| p.log.bytes()).sum();
+        let mut bytes: usize = self.closed.iter().filter_map(|(_, key)| self.processes.get(key)).map(Process::bytes).sum();
         while (self.closed.len() > CLOSED || bytes > CLOSED_BYTES)
             && let Some((_, oldest)) = self.closed.pop_front()
         {
-            bytes -= self.processes.get(&oldest).map_or(0, |process| process.log.bytes());
+            bytes -= self.processes.get(&oldest).map_or(0, Process::bytes);
             self.forget(oldest);
         }
     }
 
     fn pump_lost(&mut self, key: u64, now: Instant) {
         let Some(process) = self.processes.get(&key) else { return };
-        let lost = Some("the process was lost by the server and killed".to_owned());
         if process.is_live() {
-            self.feed(key, Feed::Exited { code: 137, lost }, now);
+            let failure = Some("the process was lost by the server and killed".to_owned());
+            self.feed(key, Feed::Exited { code: 137, denials: Denials::default(), failure }, now);
         }
         self.close(key, now);
     }

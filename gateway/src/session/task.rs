@@ -70,6 +70,8 @@ struct Begun {
     key: u64,
     ends: Ends,
     started: Result<Child, LaunchError>,
+    /// Its client wants to know what is enforced on it.
+    wants_enforcement: bool,
 }
 
 enum Wake {
@@ -246,30 +248,31 @@ impl Task {
         let Some(Caller::Prepare(params, policy, turn, reply)) = self.callers.remove(&call) else { return };
         self.callers.insert(call, Caller::Start(reply));
         let SessionConfig { environment, allow_unprotected, shell, .. } = &self.config;
-        match launch::prepare(&params, policy.as_deref(), *allow_unprotected, environment, shell) {
+        match launch::prepare(Arc::clone(&self.id), &params, policy.as_deref(), *allow_unprotected, environment, shell) {
             Ok((launch, ends)) => {
-                let spawner = self.spawner.clone();
+                let (spawner, wants_enforcement) = (self.spawner.clone(), params.enforcement);
                 self.starts.push(Box::pin(async move {
                     turn.wait().await;
                     let started = begin(&spawner, launch).await;
-                    Begun { key, ends, started }
+                    Begun { key, ends, started, wants_enforcement }
                 }));
             }
             Err(error) => self.handle(Input::StartFailed { key, error }),
         }
     }
 
-    fn begun(&mut self, Begun { key, ends, started }: Begun) {
+    fn begun(&mut self, Begun { key, ends, started, wants_enforcement }: Begun) {
         let child = match started {
             Ok(child) => child,
             Err(error) => return self.handle(Input::StartFailed { key, error: launch::failed(&error) }),
         };
         let sandbox_type = launch::sandbox_type(&child.enforced);
         tracing::debug!(session = &*self.id, pid = child.pid, enforced = ?child.enforced, "process started");
+        let enforcement = wants_enforcement.then(|| Box::new(child.enforced.clone()));
         match Pump::new(key, child, ends, self.spawner.clone(), self.feed.clone()) {
             Ok((pump, controls)) => {
                 self.controls.insert(key, controls);
-                self.handle(Input::Started { key, sandbox_type });
+                self.handle(Input::Started { key, sandbox_type, enforcement });
                 // The caller is woken before the pump runs, so that the answer normally comes before the first event.
                 self.act();
                 let task = self.pumps.spawn(pump.run());

@@ -3,10 +3,12 @@
 use super::directory::{Listing, MOST_NAMES, make_all};
 use super::os;
 use super::read::{BLOCK, open_regular, read_some, size_of};
+use super::refusal::{of_change, refused};
 use super::rules::Want;
 use super::trace::Last;
 use super::view::{Follow, View};
 use super::write::{Target, reserve};
+use portcullis_protocol::denial::Wanted;
 use portcullis_protocol::helper::{FsDone, FsError};
 use portcullis_protocol::path::AbsolutePath;
 use rustix::fs::{FileType, Mode, OFlags, RawMode, Stat, copy_file_range, fchmod, fstat, ftruncate, readlinkat, symlinkat};
@@ -134,7 +136,9 @@ impl Tree<'_> {
         let listing = Listing::of(self.view, from.as_path(), Follow::Parents, MOST_NAMES)?;
         if let Some(name) = &listing.hidden {
             // A copy without it would be incomplete without a word.
-            return Err(self.stopped(FsError::Denied(Errno::ACCESS.raw_os_error()), join(from, name.as_ref())?));
+            let rule = "something below it that the policy hides".to_owned();
+            let error = refused(Errno::ACCESS, from.as_path(), Wanted::Read, rule, None);
+            return Err(self.stopped(error, join(from, name.as_ref())?));
         }
         let stat = fstat(&listing.directory).map_err(os)?;
         if make_all(self.view, to.as_path(), true)? {
@@ -162,7 +166,7 @@ impl Tree<'_> {
 
     fn stopped(&self, error: FsError, path: AbsolutePath) -> FsError {
         match error {
-            FsError::Os(errno) | FsError::Denied(errno) if self.changed => FsError::Partial { path, errno },
+            FsError::Os(errno) | FsError::Denied(errno, _) if self.changed => FsError::Partial { path, errno },
             // A root that the copy itself made, or that was replaced meanwhile. It must not be taken for nothing tried.
             FsError::Stale if self.changed => FsError::Partial { path, errno: Errno::STALE.raw_os_error() },
             other => other,
@@ -178,7 +182,7 @@ fn join(directory: &AbsolutePath, name: &Path) -> Result<AbsolutePath, FsError> 
 fn refuse_inside(view: &View, source: &AbsolutePath, destination: &AbsolutePath, stat: &Stat) -> Result<(), FsError> {
     let inside = || unsupported("fs/copy cannot copy a directory to itself or one of its descendants");
     let from = view.trace(source.as_path(), Last::Keep)?.real;
-    let to = view.trace(destination.as_path(), Last::Follow)?.real;
+    let to = view.trace(destination.as_path(), Last::Follow).map_err(of_change)?.real;
     if to.starts_with(&from) {
         return Err(inside());
     }
@@ -192,7 +196,7 @@ fn refuse_inside(view: &View, source: &AbsolutePath, destination: &AbsolutePath,
 #[cfg(test)]
 mod tests {
     use super::super::carry_out;
-    use super::super::tests::{Tree, confined};
+    use super::super::tests::{Tree, confined, refusal};
     use super::*;
     use portcullis_protocol::helper::FsOperation;
     use std::fs;
@@ -334,17 +338,17 @@ mod tests {
         tree.link("ws/to_ro", "../ro/f");
         let ws = tree.at("ws");
         let view = confined(&[(tree.root(), "read"), (&ws, "write")]);
-        assert_eq!(run(&view, other.path("out"), tree.path("ws/x"), false), Err(FsError::Denied(2)));
-        assert_eq!(run(&view, tree.path("ws/in"), other.path("new"), false), Err(FsError::Denied(2)));
-        assert_eq!(run(&view, tree.path("ws/in"), tree.path("ro/new"), false), Err(FsError::Denied(30)));
-        assert_eq!(run(&view, tree.path("ws/in"), tree.path("ws/to_ro"), false), Err(FsError::Denied(30)));
-        assert_eq!(run(&view, tree.path("ro"), tree.path("ws/.git"), true), Err(FsError::Denied(30)));
-        assert_eq!(run(&view, tree.path("ws/leads_out"), tree.path("ro/ln"), false), Err(FsError::Denied(30)));
+        assert_eq!(refusal(run(&view, other.path("out"), tree.path("ws/x"), false)), 2);
+        assert_eq!(refusal(run(&view, tree.path("ws/in"), other.path("new"), false)), 2);
+        assert_eq!(refusal(run(&view, tree.path("ws/in"), tree.path("ro/new"), false)), 30);
+        assert_eq!(refusal(run(&view, tree.path("ws/in"), tree.path("ws/to_ro"), false)), 30);
+        assert_eq!(refusal(run(&view, tree.path("ro"), tree.path("ws/.git"), true)), 30);
+        assert_eq!(refusal(run(&view, tree.path("ws/leads_out"), tree.path("ro/ln"), false)), 30);
         // What is denied within a tree is not left out in silence.
         tree.put("secretive/deny", b"secret");
         let hiding = confined(&[(tree.root(), "read"), (&ws, "write"), (&tree.at("secretive/deny"), "deny")]);
         let denied = run(&hiding, tree.path("secretive"), tree.path("ws/copy"), true);
-        assert_eq!((denied, tree.at("ws/copy").exists()), (Err(FsError::Denied(13)), false));
+        assert_eq!((refusal(denied), tree.at("ws/copy").exists()), (13, false));
         // A link that leads out is copied as what it is, and leads nowhere inside.
         run(&view, tree.path("ws/leads_out"), tree.path("ws/again"), false).unwrap();
         run(&view, tree.path("ro"), tree.path("ws/ro"), true).unwrap();

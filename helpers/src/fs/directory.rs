@@ -1,5 +1,6 @@
 //! Making and listing directories.
 
+use super::refusal::of_change;
 use super::rules::Want;
 use super::trace::{Ending, Last, MOST_TRIES, open_exact};
 use super::view::{Follow, Opened, View};
@@ -42,7 +43,7 @@ pub(super) fn make_all(view: &View, path: &Path, follow: bool) -> Result<bool, F
     match found {
         Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::Directory => return Ok(false),
         Ok(_in_the_way) => return Err(os(Errno::EXIST)),
-        Err(error) if is(&error, Errno::NOENT) || matches!(error, FsError::Denied(_)) => {}
+        Err(error) if is(&error, Errno::NOENT) || matches!(error, FsError::Denied(..)) => {}
         // A link as the last component, where none may be.
         Err(error) if is(&error, Errno::LOOP) && !follow => return Err(os(Errno::EXIST)),
         Err(error) => return Err(error),
@@ -57,7 +58,7 @@ pub(super) fn make_all(view: &View, path: &Path, follow: bool) -> Result<bool, F
 }
 
 fn make_missing(view: &View, path: &Path, follow: bool) -> Result<(), FsError> {
-    let trace = view.trace(path, Last::Follow)?;
+    let trace = view.trace(path, Last::Follow).map_err(of_change)?;
     if !follow && trace.real != path {
         return Err(os(Errno::NOTDIR));
     }
@@ -195,7 +196,7 @@ fn own_kind(directory: &OwnedFd, name: &OsStr) -> Option<FileType> {
 #[cfg(test)]
 mod tests {
     use super::super::carry_out;
-    use super::super::tests::{Tree, confined, confined_with};
+    use super::super::tests::{Tree, confined, confined_with, refusal};
     use super::*;
     use portcullis_protocol::helper::FsOperation;
     use portcullis_sandbox::policy::DenyGlob;
@@ -252,7 +253,7 @@ mod tests {
         let view = confined(&[(tree.root(), "read"), (&ws, "write"), (&lib, "read")]);
         for path in ["ro/x", "ro/x/y", "ws/.git", "ws/.codex/a/b", "ws/lib/x", "ws/out/x", "ws/out/x/y"] {
             for recursive in [true, false] {
-                assert_eq!(make(&view, tree.path(path), recursive, true), Err(FsError::Denied(30)), "{path}");
+                assert_eq!(refusal(make(&view, tree.path(path), recursive, true)), 30, "{path}");
             }
         }
         assert!(tree.names("ro").is_empty() && tree.names("ws") == ["lib", "out"]);
@@ -267,7 +268,7 @@ mod tests {
         tree.mkdir("par");
         let view = confined(&[(tree.root(), "read"), (&tree.at("par"), "write"), (&tree.at("par/ws"), "write")]);
         for path in ["par/ws/.git", "par/ws/.git/hooks", "par/ws/.codex/x"] {
-            assert_eq!(make(&view, tree.path(path), true, true), Err(FsError::Denied(30)), "{path}");
+            assert_eq!(refusal(make(&view, tree.path(path), true, true)), 30, "{path}");
         }
         assert!(tree.names("par").is_empty());
         // The control: the root itself, and what else lies in it.
@@ -319,8 +320,8 @@ mod tests {
         assert_eq!(list(&view, tree.path("a")).unwrap(), [("in".to_owned(), false, true)]);
         // Above a grant, only the way to it.
         assert_eq!(list(&view, tree.path("")).unwrap(), [("a".to_owned(), true, false)]);
-        assert_eq!(list(&view, tree.path("b")), Err(FsError::Denied(2)));
-        assert_eq!(list(&view, tree.path("a/secret")), Err(FsError::Denied(13)));
+        assert_eq!(refusal(list(&view, tree.path("b"))), 2);
+        assert_eq!(refusal(list(&view, tree.path("a/secret"))), 13);
     }
 
     #[test]

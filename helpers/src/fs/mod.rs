@@ -9,6 +9,7 @@ mod links;
 mod metadata;
 mod pointers;
 mod read;
+mod refusal;
 mod remove;
 mod rules;
 mod serve;
@@ -55,34 +56,35 @@ pub(crate) fn carry_out(view: &View, operation: FsOperation, payload: &[u8], des
     if let Err(stale) = view.check_links() {
         return stale.into();
     }
+    let mut answer = act(view, &operation, payload, descriptors);
+    answer.outcome = answer.outcome.map_err(|error| refusal::named(error, &operation));
+    answer
+}
+
+fn act(view: &View, operation: &FsOperation, payload: &[u8], descriptors: Vec<OwnedFd>) -> Answer {
     match operation {
-        FsOperation::ReadFile { path, follow, limit } => read::file(view, &path, follow, limit).into(),
-        FsOperation::Open { path, mode: OpenMode::Read } => read::open(view, &path).into(),
-        FsOperation::Open { path, mode: OpenMode::Replace } => write::open(view, &path).into(),
+        FsOperation::ReadFile { path, follow, limit } => read::file(view, path, *follow, *limit).into(),
+        FsOperation::Open { path, mode: OpenMode::Read } => read::open(view, path).into(),
+        FsOperation::Open { path, mode: OpenMode::Replace } => write::open(view, path).into(),
         FsOperation::WriteFile { path, follow } => {
             let content = write::Content::of(payload, descriptors);
-            content.and_then(|content| write::file(view, &path, follow, &content)).into()
+            content.and_then(|content| write::file(view, path, *follow, &content)).into()
         }
-        FsOperation::CreateDirectory { path, recursive, follow } => directory::create(view, &path, recursive, follow).into(),
-        FsOperation::GetMetadata { path, follow } => metadata::get(view, &path, follow).into(),
-        FsOperation::Canonicalize { path } => metadata::canonicalize(view, &path).into(),
-        FsOperation::ReadDirectory { path } => directory::read(view, &path).into(),
-        FsOperation::Walk { path, options } => walk::walk(view, &path, options).into(),
+        FsOperation::CreateDirectory { path, recursive, follow } => directory::create(view, path, *recursive, *follow).into(),
+        FsOperation::GetMetadata { path, follow } => metadata::get(view, path, *follow).into(),
+        FsOperation::Canonicalize { path } => metadata::canonicalize(view, path).into(),
+        FsOperation::ReadDirectory { path } => directory::read(view, path).into(),
+        FsOperation::Walk { path, options } => walk::walk(view, path, *options).into(),
         FsOperation::Remove { path, recursive, force, follow } => {
-            remove::remove(view, &path, remove::Manner { recursive, force, follow }).into()
+            remove::remove(view, path, remove::Manner { recursive: *recursive, force: *force, follow: *follow }).into()
         }
-        FsOperation::Copy { source, destination, recursive } => copy::copy(view, &source, &destination, recursive).into(),
+        FsOperation::Copy { source, destination, recursive } => copy::copy(view, source, destination, *recursive).into(),
     }
 }
 
 /// The system said no.
 fn os(errno: Errno) -> FsError {
     FsError::Os(errno.raw_os_error())
-}
-
-/// The policy said no.
-fn denied(errno: Errno) -> FsError {
-    FsError::Denied(errno.raw_os_error())
 }
 
 /// Whether the system said just this.

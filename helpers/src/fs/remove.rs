@@ -6,9 +6,11 @@
 
 use super::directory::{Listing, MOST_NAMES};
 use super::metadata::link_in_the_way;
+use super::refusal::{is_refused, refused};
 use super::rules::Narrower;
 use super::view::{Follow, Place, View};
-use super::{denied, is, os};
+use super::{is, os};
+use portcullis_protocol::denial::Wanted;
 use portcullis_protocol::helper::{FsDone, FsError};
 use portcullis_protocol::path::AbsolutePath;
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, fstat, openat, statat, unlinkat};
@@ -72,7 +74,7 @@ fn remove_tree(view: &View, place: &Place) -> Result<(), FsError> {
     removal.run(place).map_err(|stop| match stop {
         // Nothing is gone yet, so the plain answer is the whole truth.
         error if !removal.changed => error,
-        FsError::Os(errno) | FsError::Denied(errno) => {
+        FsError::Os(errno) | FsError::Denied(errno, _) => {
             AbsolutePath::new(&removal.path).map_or(FsError::Os(errno), |path| FsError::Partial { path, errno })
         }
         other => other,
@@ -95,13 +97,22 @@ fn scan(view: &View, rules: &Narrower<'_>, tree: &Path) -> Result<(), FsError> {
         // What is hidden may be denied, so the names come from the directory and not from what may be seen of it.
         for (name, kind) in all_names(view, &directory)? {
             let path = directory.join(name);
-            rules.permit_name(&path).map_err(|_less| denied(Errno::ROFS))?;
+            rules.permit_name(&path).map_err(|less| kept(less, tree))?;
             if kind == FileType::Directory {
                 todo.push(path);
             }
         }
     }
     Ok(())
+}
+
+/// The answer is the same whatever is in the way: that it is hidden or denied there is not told.
+fn kept(error: FsError, tree: &Path) -> FsError {
+    if is_refused(&error, Errno::ROFS) {
+        return error;
+    }
+    let rule = "something below it that the policy keeps".to_owned();
+    refused(Errno::ROFS, tree, Wanted::Write, rule, None)
 }
 
 fn all_names(view: &View, directory: &Path) -> Result<Vec<(OsString, FileType)>, FsError> {
@@ -225,7 +236,7 @@ fn flags() -> OFlags {
 #[cfg(test)]
 mod tests {
     use super::super::carry_out;
-    use super::super::tests::{Tree, confined, confined_with};
+    use super::super::tests::{Tree, confined, confined_with, refusal};
     use super::*;
     use portcullis_protocol::helper::FsOperation;
     use portcullis_sandbox::policy::DenyGlob;
@@ -287,7 +298,7 @@ mod tests {
         let root = AbsolutePath::new("/").unwrap();
         assert_eq!(tree_of(&View::unconfined(), root.clone()), Err(os(Errno::BUSY)));
         let read_only = confined(&[(Path::new("/"), "read")]);
-        assert_eq!(tree_of(&read_only, root), Err(FsError::Denied(30)));
+        assert_eq!(refusal(tree_of(&read_only, root)), 30);
     }
 
     #[test]
@@ -312,12 +323,12 @@ mod tests {
         let glob = DenyGlob { base: tree.path("ws"), pattern: "**/*.env".to_owned() };
         let view = confined_with(&[(tree.root(), "read"), (&ws, "write"), (&lib, "read")], &[glob]);
         for name in ["ws/d", "ws/e", "ws/.git", "ws/.git/config", "ws", "ro/f", "ro"] {
-            assert_eq!(tree_of(&view, tree.path(name)), Err(FsError::Denied(30)), "{name}");
+            assert_eq!(refusal(tree_of(&view, tree.path(name))), 30, "{name}");
         }
         for name in ["ws/d/a", "ws/d/lib/x", "ws/e/b.env", "ws/e/c", "ws/.git/config", "ro/f"] {
             assert!(tree.at(name).exists(), "{name}");
         }
-        assert_eq!(run(&view, tree.path("ws/e/b.env"), false, true, true), Err(FsError::Denied(13)));
+        assert_eq!(refusal(run(&view, tree.path("ws/e/b.env"), false, true, true)), 13);
         // The control: the same tree goes without a policy.
         assert_eq!(tree_of(&View::unconfined(), tree.path("ws/d")), Ok(FsDone::Changed));
     }
@@ -330,7 +341,7 @@ mod tests {
         let view = confined(&[(&tree.at("ws"), "write")]);
         tree.put("ws/.git", b"gitdir: sub/real\n");
         for name in ["ws/sub", "ws/sub/real", "ws/sub/real/config"] {
-            assert_eq!(tree_of(&view, tree.path(name)), Err(FsError::Denied(30)), "{name}");
+            assert_eq!(refusal(tree_of(&view, tree.path(name))), 30, "{name}");
         }
         assert_eq!((tree.names("ws/sub"), tree.get("ws/sub/real/config")), (vec!["a".into(), "real".into()], b"c".into()));
         // The control: once it points elsewhere, the tree goes.

@@ -1,9 +1,11 @@
 //! The policy as a worker asks it: may this link-free path be seen, read, listed, changed?
 
 use super::links::Links;
+use super::os;
 use super::pointers::Pointers;
+use super::refusal::refused;
 use super::trace::open_exact;
-use super::{denied, os};
+use portcullis_protocol::denial::Wanted;
 use portcullis_protocol::helper::FsError;
 use portcullis_protocol::path::AbsolutePath;
 use portcullis_sandbox::compiled::{Compiled, Verdict};
@@ -28,6 +30,21 @@ pub(super) enum Want {
     /// To change it, make it or remove it.
     Write,
 }
+
+impl Want {
+    /// The word for it on the wire.
+    fn wanted(self) -> Wanted {
+        if self == Self::Write { Wanted::Write } else { Wanted::Read }
+    }
+}
+
+/// Whether a path is in a file system by which the machine itself is changed.
+fn is_kernels(real: &Path) -> bool {
+    ["/proc", "/sys"].into_iter().any(|kernel| real.starts_with(kernel))
+}
+
+/// The rule that no policy's entry is behind.
+const OWN_PROCESS: &str = "the server's own helper processes, which no policy grants";
 
 /// A restricted policy on this machine.
 #[derive(Debug)]
@@ -70,29 +87,45 @@ impl Rules {
 
     /// Whether a link-free path may be used so.
     pub(super) fn permit(&self, real: &Path, want: Want) -> Result<(), FsError> {
-        self.judge(real, want)?;
+        self.judge(real, want).map_err(|errno| self.refuse(errno, real, want))?;
         if want == Want::Write { self.keep(real, &self.pointers()?) } else { Ok(()) }
     }
 
     /// That no deny entry names a path as it is written, links or not: such a denial is final, wherever the links lead.
     pub(super) fn permit_spelling(&self, path: &Path) -> Result<(), FsError> {
-        if self.compiled.verdict(path) == Verdict::Denied { Err(denied(Errno::ACCESS)) } else { Ok(()) }
+        let is_denied = self.compiled.verdict(path) == Verdict::Denied;
+        if is_denied { Err(self.refuse(Errno::ACCESS, path, Want::Stat)) } else { Ok(()) }
     }
 
     /// Whether names may be made and removed in the directory of `real`, and `real` itself be changed.
     pub(super) fn permit_name(&self, real: &Path) -> Result<(), FsError> {
-        self.permit(real, Want::Write)?;
-        self.permit_parent(real)
+        self.judge_name(real)?;
+        self.keep(real, &self.pointers()?)
     }
 
-    fn permit_parent(&self, real: &Path) -> Result<(), FsError> {
-        // Where a pointer covers the directory and what lies in it, it covers `real`.
-        real.parent().map_or(Ok(()), |parent| self.judge(parent, Want::Write))
+    /// Where a pointer covers the directory and what lies in it, it covers `real`.
+    fn judge_name(&self, real: &Path) -> Result<(), FsError> {
+        let directory = real.parent().unwrap_or(real);
+        match (self.judge(real, Want::Write), self.judge(directory, Want::Write)) {
+            (Ok(()), Ok(())) => Ok(()),
+            // The entry that would allow both is one for the directory.
+            (Ok(()), Err(errno)) | (Err(errno @ Errno::ROFS), Err(Errno::ROFS)) => {
+                Err(self.refuse(errno, directory, Want::Write))
+            }
+            (Err(errno), _) => Err(self.refuse(errno, real, Want::Write)),
+        }
     }
 
     /// Refuses to change what has to stay because something protected or denied is reached through it.
     fn keep(&self, real: &Path, pointers: &Pointers) -> Result<(), FsError> {
-        if self.links.cover(real) || pointers.cover(real) { Err(denied(Errno::ROFS)) } else { Ok(()) }
+        let rule = if self.links.cover(real) {
+            "a link that the policy's own paths lead through"
+        } else if pointers.cover(real) {
+            "a place that a protected name leads to"
+        } else {
+            return Ok(());
+        };
+        Err(refused(Errno::ROFS, real, Wanted::Write, rule.to_owned(), None))
     }
 
     /// Read anew each time, and for every writable root: something outside may have made one after the start.
@@ -102,18 +135,40 @@ impl Rules {
         Pointers::read(writable.map(|root| root.real.as_path()), is_granted)
     }
 
-    fn judge(&self, real: &Path, want: Want) -> Result<(), FsError> {
+    fn judge(&self, real: &Path, want: Want) -> Result<(), Errno> {
         // What the worker holds itself: its sockets, its memory with the content of other requests.
         if is_own_process(real) {
-            return Err(denied(Errno::ACCESS));
+            return Err(Errno::ACCESS);
         }
         match (self.compiled.verdict(real), want) {
-            (Verdict::Denied, _) => Err(denied(Errno::ACCESS)),
-            (Verdict::Unlisted, _) if !self.is_visible(real) => Err(denied(Errno::NOENT)),
-            (Verdict::Unlisted, Want::Read) => Err(denied(Errno::NOENT)),
-            (Verdict::Unlisted | Verdict::Read | Verdict::Protected, Want::Write) => Err(denied(Errno::ROFS)),
+            (Verdict::Denied, _) => Err(Errno::ACCESS),
+            (Verdict::Unlisted, _) if !self.is_visible(real) => Err(Errno::NOENT),
+            (Verdict::Unlisted, Want::Read) => Err(Errno::NOENT),
+            (Verdict::Unlisted | Verdict::Read | Verdict::Protected, Want::Write) => Err(Errno::ROFS),
+            // What the kernel makes of a write there is no change of a file; a process with a view cannot either.
+            (Verdict::Write, Want::Write) if is_kernels(real) => Err(Errno::ROFS),
             _allowed => Ok(()),
         }
+    }
+
+    fn refuse(&self, errno: Errno, real: &Path, want: Want) -> FsError {
+        let (rule, grant) = self.why(real, want);
+        refused(errno, real, want.wanted(), rule, grant)
+    }
+
+    /// The rule that decides over a link-free path, in words, and the entry that would allow what was wanted of it; none where
+    /// no entry would.
+    fn why(&self, real: &Path, want: Want) -> (String, Option<(PathBuf, Access)>) {
+        if is_own_process(real) {
+            return (OWN_PROCESS.to_owned(), None);
+        }
+        if want == Want::Write && is_kernels(real) && self.compiled.verdict(real) == Verdict::Write {
+            return ("the kernel's own files are never changed under a policy".to_owned(), None);
+        }
+        let access = if want == Want::Write { Access::Write } else { Access::Read };
+        // What is hidden is not looked at, and the client is told what it named itself.
+        let is_hidden = self.compiled.verdict(real) == Verdict::Unlisted && !self.is_visible(real);
+        self.compiled.why(real, access, |place| is_hidden || open_exact(place, OFlags::PATH).is_ok())
     }
 
     /// Whether a path exists for the client.
@@ -159,7 +214,10 @@ impl Rules {
             return Ok(());
         }
         let stat = fstat(opened).map_err(os)?;
-        if Some(stat.st_dev) == self.proc_device { Err(denied(Errno::ACCESS)) } else { Ok(()) }
+        if Some(stat.st_dev) != self.proc_device {
+            return Ok(());
+        }
+        Err(refused(Errno::ACCESS, real, Wanted::Read, OWN_PROCESS.to_owned(), None))
     }
 }
 
@@ -173,9 +231,8 @@ pub(super) struct Narrower<'a> {
 impl Narrower<'_> {
     /// As [`Rules::permit_name`].
     pub(super) fn permit_name(&self, real: &Path) -> Result<(), FsError> {
-        self.rules.judge(real, Want::Write)?;
-        self.rules.keep(real, &self.pointers)?;
-        self.rules.permit_parent(real)
+        self.rules.judge_name(real)?;
+        self.rules.keep(real, &self.pointers)
     }
 }
 

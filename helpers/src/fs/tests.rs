@@ -1,6 +1,7 @@
 //! What the tests of the operations share: a tree of files, and policies without a kernel behind them.
 
 use super::View;
+use portcullis_protocol::helper::FsError;
 use portcullis_protocol::path::AbsolutePath;
 use portcullis_sandbox::policy::{Access, DenyGlob, Files, Grant, Grants, Network, Policy};
 use portcullis_sandbox::roots::Roots;
@@ -62,6 +63,15 @@ impl Tree {
     /// A policy under which the whole tree is writable.
     pub(super) fn writable(&self) -> View {
         confined(&[(self.root(), "write")])
+    }
+}
+
+/// The error number with which the policy said no.
+#[track_caller]
+pub(super) fn refusal<T: std::fmt::Debug>(result: Result<T, FsError>) -> i32 {
+    match result {
+        Err(FsError::Denied(errno, Some(_explained))) => errno,
+        other => panic!("{other:?} is no refusal by the policy with its reason"),
     }
 }
 

@@ -5,9 +5,10 @@
 //! and costs one call. If there are links, they are resolved step by step ([`trace`]), the result is judged, and opened; if
 //! something on the way was swapped for a link meanwhile, the kernel says so and everything begins again.
 
+use super::refusal::{is_refused, of_change};
 use super::rules::{Rules, Want};
 use super::trace::{Last, MOST_TRIES, Step, Trace, open_exact, trace};
-use super::{denied, is, os};
+use super::{is, os};
 use portcullis_protocol::helper::FsError;
 use portcullis_sandbox::policy::{Policy, PolicyError};
 use portcullis_sandbox::roots::Roots;
@@ -101,13 +102,14 @@ impl View {
                 Err(errno) => return Err(which_link(path, errno)),
             }
         }
-        if follow == Follow::None || lexical == Err(denied(Errno::ACCESS)) {
+        if follow == Follow::None || lexical.as_ref().is_err_and(|error| is_refused(error, Errno::ACCESS)) {
             // Without links the path is the real one, and with a link the answer is no in any case. What a deny entry names is
             // denied whatever links say.
             return Err(lexical.err().unwrap_or_else(|| os(Errno::LOOP)));
         }
         for _ in 0..MOST_TRIES {
-            let trace = self.trace(path, follow.last())?;
+            let trace = self.trace(path, follow.last());
+            let trace = if want == Want::Write { trace.map_err(of_change) } else { trace }?;
             rules.permit(&trace.real, want)?;
             rules.check_root(&trace.real)?;
             trace.exists()?;
@@ -161,7 +163,7 @@ impl View {
         let direct = match lexical {
             Ok(()) => self.place_at(path, self.rules.is_none() && follow != Follow::None),
             // What a deny entry names is denied whatever links say.
-            Err(error) if follow == Follow::None || error == denied(Errno::ACCESS) => return Err(error),
+            Err(error) if follow == Follow::None || is_refused(&error, Errno::ACCESS) => return Err(error),
             Err(_maybe_elsewhere) => Err(os(Errno::LOOP)),
         };
         match direct {
@@ -170,7 +172,7 @@ impl View {
             Err(_link_among_directories) if follow == Follow::None => return Err(os(Errno::NOTDIR)),
             _links => {}
         }
-        let trace = self.trace(path, follow.last())?;
+        let trace = self.trace(path, follow.last()).map_err(of_change)?;
         if let Some(rules) = &self.rules {
             rules.permit_name(&trace.real)?;
         }

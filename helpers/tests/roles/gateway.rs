@@ -1,5 +1,6 @@
 //! The other end of a spawner and of a worker.
 
+use portcullis_protocol::denial::Denials;
 use portcullis_protocol::helper::{
     BUILD, Command, Deframer, Enforced, ExitStatus, Frame, FsDone, FsError, FsOperation, FsReply, FsRequest, HIDDEN_FLAG, Role,
     SpawnerEvent, SpawnerRequest, StepFailed, WorkerAnswer, WorkerSetup, decode, encode,
@@ -93,6 +94,8 @@ pub(crate) fn start_role(role: Role, build: &str, stdio: OwnedFd) -> Child {
 pub(crate) struct Spawner {
     pub(crate) channel: Option<Channel>,
     pub(crate) process: Child,
+    /// Of the newest process that was run: an id is in use until the last of its sandbox is gone.
+    pub(crate) newest: u64,
 }
 
 impl Spawner {
@@ -101,7 +104,7 @@ impl Spawner {
         let process = start_role(Role::Spawner, BUILD, theirs);
         channel.send(&SpawnerRequest::Hello { build: BUILD.to_owned() }, b"", &[]);
         assert!(matches!(channel.expect::<SpawnerEvent>(), SpawnerEvent::Ready { .. }));
-        Self { channel: Some(channel), process }
+        Self { channel: Some(channel), process, newest: 1000 }
     }
 
     pub(crate) fn send(&self, request: &SpawnerRequest, descriptors: &[OwnedFd]) {
@@ -119,8 +122,10 @@ impl Spawner {
         let null = OwnedFd::from(File::open("/dev/null").unwrap());
         let request = SpawnerRequest::Start {
             id,
+            session: "s".to_owned(),
             tty: false,
             policy: policy.map(|policy| Bytes(policy.encode())),
+            own_view: policy.is_some(),
             allow_unprotected: true,
             command: Bytes(encoded(command)),
         };
@@ -130,25 +135,35 @@ impl Spawner {
 
     /// Starts a process, waits for its end, and yields what it wrote and how it ended.
     pub(crate) fn run(&mut self, command: &Command, policy: Option<&Policy>) -> (Outcome, Enforced) {
-        let (mut stdout, mut stderr) = self.start_process(1, command, policy);
+        let (outcome, enforced, _) = self.run_and_see(command, policy);
+        (outcome, enforced)
+    }
+
+    /// The same, with what was seen to be denied.
+    pub(crate) fn run_and_see(&mut self, command: &Command, policy: Option<&Policy>) -> (Outcome, Enforced, Denials) {
+        self.newest += 1;
+        let (mut stdout, mut stderr) = self.start_process(self.newest, command, policy);
         let enforced = match self.event() {
-            SpawnerEvent::Started { id: 1, enforced, .. } => enforced,
+            SpawnerEvent::Started { id, enforced, .. } if id == self.newest => enforced,
             other => panic!("{other:?}"),
         };
         let mut outcome = Outcome { stdout: String::new(), stderr: String::new(), status: ExitStatus::Code(-1) };
         stdout.read_to_string(&mut outcome.stdout).unwrap();
         stderr.read_to_string(&mut outcome.stderr).unwrap();
         match self.event() {
-            SpawnerEvent::Exited { id: 1, status, .. } => outcome.status = status,
+            SpawnerEvent::Exited { id, status, denials, .. } if id == self.newest => {
+                outcome.status = status;
+                (outcome, enforced, denials)
+            }
             other => panic!("{other:?}"),
         }
-        (outcome, enforced)
     }
 
     pub(crate) fn fail(&mut self, command: &Command, policy: Option<&Policy>) -> StepFailed {
-        let _outputs = self.start_process(1, command, policy);
+        self.newest += 1;
+        let _outputs = self.start_process(self.newest, command, policy);
         match self.event() {
-            SpawnerEvent::StartFailed { id: 1, failure } => failure,
+            SpawnerEvent::StartFailed { id, failure } if id == self.newest => failure,
             other => panic!("{other:?}"),
         }
     }

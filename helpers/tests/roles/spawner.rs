@@ -194,7 +194,15 @@ fn controlled_by_its_terminal(policy: Option<Bytes>) {
     let (mut master, _name, terminal) = terminal();
     let script = "test -t 0 && test -t 1 && test -t 2 && echo > /dev/tty && exec cat";
     let command = encode(&shell(script), b"", 0).unwrap()[HEADER..].to_vec();
-    let request = SpawnerRequest::Start { id: 3, tty: true, policy, allow_unprotected: false, command: Bytes(command) };
+    let request = SpawnerRequest::Start {
+        id: 3,
+        session: "s".to_owned(),
+        tty: true,
+        policy,
+        own_view: false,
+        allow_unprotected: false,
+        command: Bytes(command),
+    };
     spawner.send(&request, &[terminal]);
     assert!(matches!(spawner.event(), SpawnerEvent::Started { id: 3, .. }));
     let mut line = [0; 2];
@@ -330,13 +338,24 @@ fn a_writable_policy_is_refused_unless_waived() {
     let writable = policy(&[(Path::new("/"), Access::Read), (folder.path(), Access::Write)]);
     let (outcome, enforced) = spawner.run(&shell(&format!("echo x > {}/f", folder.path().display())), Some(&writable));
     assert_eq!(outcome, done(""));
-    assert!(!enforced.missing.is_empty());
+    assert!(enforced.missing.is_empty() && enforced.namespaces.contains(&"mount".to_owned()), "{enforced:?}");
     let (_read, write) = pipe();
     let descriptors: Vec<OwnedFd> = (0..3).map(|_| write.try_clone().unwrap()).collect();
     let command: &Command = &shell("true");
     let command = Bytes(encode(command, b"", 0).unwrap()[HEADER..].to_vec());
     let policy = Some(Bytes(writable.encode()));
-    spawner.send(&SpawnerRequest::Start { id: 2, tty: false, policy, allow_unprotected: false, command }, &descriptors);
+    spawner.send(
+        &SpawnerRequest::Start {
+            id: 2,
+            session: "s".to_owned(),
+            tty: false,
+            policy,
+            own_view: false,
+            allow_unprotected: false,
+            command,
+        },
+        &descriptors,
+    );
     match spawner.event() {
         SpawnerEvent::StartFailed { id: 2, failure } => assert_eq!(failure.step, Step::Enforce),
         other => panic!("{other:?}"),

@@ -1,6 +1,7 @@
 //! Files: what a worker is asked and what it answers.
 
 use super::errno_text;
+use crate::denial::Denial;
 use crate::path::{AbsolutePath, Bytes};
 use serde::{Deserialize, Serialize};
 
@@ -219,7 +220,7 @@ pub enum FsError {
     /// The policy said no, with the error number that a system under that policy would give: EROFS for a write where only
     /// reading is allowed, ENOENT for what no entry covers, EACCES under a deny entry.
     #[error("the request's policy refuses it: {}", errno_text(*.0))]
-    Denied(i32),
+    Denied(i32, Option<Box<Denial>>),
     /// A directory, FIFO, device or socket where only a regular file will do.
     #[error("path `{0}` is not a file")]
     NotAFile(AbsolutePath),

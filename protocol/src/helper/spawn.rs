@@ -22,10 +22,14 @@ pub enum SpawnerRequest {
     Start {
         /// Names the process in later requests and events.
         id: u64,
+        /// The session that it belongs to.
+        session: String,
         /// Whether the one descriptor is a terminal that shall control the process.
         tty: bool,
         /// A compiled policy of the sandbox crate; none starts the process unconfined.
         policy: Option<Bytes>,
+        /// The policy restricts files, so that the process gets namespaces of its own where the machine has them.
+        own_view: bool,
         /// The operator accepts what the policy asks and the layers that are built cannot enforce on a process.
         allow_unprotected: bool,
         /// A [`Command`] in postcard, decoded only after the launcher is confined.
@@ -37,6 +41,11 @@ pub enum SpawnerRequest {
         id: u64,
         /// A signal number of this machine.
         signal: i32,
+    },
+    /// End with SIGKILL whatever is left in the sandboxes of a session.
+    EndSession {
+        /// The session.
+        session: String,
     },
     /// End a worker with SIGKILL. Unknown ones are ignored.
     KillWorker {
@@ -164,6 +173,8 @@ pub struct Enforced {
     pub namespaces: Vec<String>,
     /// Whether `/proc` is its own. False in its own pid namespace means that the machine's is seen, read-only.
     pub own_proc: bool,
+    /// Whether changes that it tries are seen, so that what is denied of them is known.
+    pub observed: bool,
     /// The names of the seccomp tables that are installed.
     pub seccomp: Vec<String>,
     /// What the policy asks and these layers do not enforce; empty unless the operator allowed it.

@@ -27,11 +27,16 @@ fn name(number: i32) -> String {
         Errno::FAULT => "EFAULT",
         Errno::NOENT => "ENOENT",
         Errno::XDEV => "EXDEV",
+        Errno::SRCH => "ESRCH",
+        Errno::CONNREFUSED => "ECONNREFUSED",
+        Errno::BADF => "EBADF",
+        Errno::NODATA => "ENODATA",
         other => return other.to_string(),
     };
     name.to_owned()
 }
 
+#[expect(clippy::too_many_lines, reason = "a table of acts, most of them a line each")]
 fn perform(act: &str, place: &str) -> Result<()> {
     let path = Path::new(place);
     let below = path.join("made");
@@ -49,7 +54,7 @@ fn perform(act: &str, place: &str) -> Result<()> {
         "chown" => std::os::unix::fs::chown(path, Some(rustix::process::getuid().as_raw()), None),
         "utime" => fs::File::open(path)?.set_modified(std::time::UNIX_EPOCH),
         "xattr" => number(sys::setxattr(place)),
-        "setflags" => number(sys::ioctl(fs::File::open(path)?.as_raw_fd(), 0x4008_6602)),
+        "setflags" => number(sys::keep_flags(fs::File::open(path)?.as_raw_fd())),
         "setversion" => number(sys::ioctl(fs::File::open(path)?.as_raw_fd(), 0x4008_7602)),
         "getflags" => number(sys::ioctl(fs::File::open(path)?.as_raw_fd(), 0x8008_6601)),
         "ext4-setversion" => number(sys::ioctl(fs::File::open(path)?.as_raw_fd(), 0x4008_6604)),
@@ -64,8 +69,13 @@ fn perform(act: &str, place: &str) -> Result<()> {
             let _terminal = fs::File::open(path)?;
             fs::OpenOptions::new().read(true).write(true).open("/dev/tty")?.write_all(b"written")
         }
-        "setxattrat" => number(sys::call_on(463, place, c"user.probe", [0, 0, 0])),
-        "file-setattr" => number(sys::call_on(469, place, c"", [0, 0, 0])),
+        "setxattrat" => number(sys::setxattrat(place)),
+        "removexattr" => rustix::fs::removexattr(path, c"user.probe").map_err(Into::into),
+        "removexattrat" => number(sys::call_on(466, place, c"user.probe", [0, 0, 0])),
+        "fchmodat2" => number(sys::fchmodat2(place)),
+        "file-setattr" => number(sys::keep_attributes(place)),
+        "mkfifo" => make_node(&below, rustix::fs::FileType::Fifo),
+        "mksocket" => make_node(&below, rustix::fs::FileType::Socket),
         "link" => fs::hard_link(path, path.with_extension("linked")),
         "execute" => std::process::Command::new(path).spawn()?.wait().map(drop),
         "socket" => {
@@ -74,7 +84,7 @@ fn perform(act: &str, place: &str) -> Result<()> {
             number(sys::call(libc::SYS_socket, [next(), next(), next(), 0, 0]))
         }
         "connect-tcp" => std::net::TcpStream::connect(place).map(drop),
-        "udp" => std::net::UdpSocket::bind("127.0.0.1:0")?.send_to(b"x", place).map(drop),
+        "udp" => datagrams(place),
         "unix-stream" => number(sys::call(libc::SYS_socket, [1, 1, 0, 0, 0])),
         "unix-dgram" => number(sys::call(libc::SYS_socket, [1, 2, 0, 0, 0])),
         "netlink" => number(sys::call(libc::SYS_socket, [16, 3, 0, 0, 0])),
@@ -99,6 +109,28 @@ fn perform(act: &str, place: &str) -> Result<()> {
         "x32" => number(sys::call(0x4000_0000 + 39, [0; 5])),
         "clone3" => number(sys::call(libc::SYS_clone3, [0; 5])),
         "unshare" => number(sys::call(libc::SYS_unshare, [place.parse().expect("flags"), 0, 0, 0, 0])),
+        // CLONE_NEWUSER with CLONE_FS, which goes no further than to be looked at.
+        "clone" => number(sys::call(libc::SYS_clone, [0x1000_0200, 0, 0, 0, 0])),
+        "pivot-root" => number(sys::call(libc::SYS_pivot_root, [0; 5])),
+        "chroot" => number(sys::call(libc::SYS_chroot, [0; 5])),
+        "setns" => number(sys::call(libc::SYS_setns, [usize::MAX, 0, 0, 0, 0])),
+        "umount" => number(sys::call(libc::SYS_umount2, [0; 5])),
+        "fsopen" => number(sys::call(libc::SYS_fsopen, [0; 5])),
+        "open-tree" => number(sys::call(libc::SYS_open_tree, [usize::MAX, 0, 1, 0, 0])),
+        "move-mount" => number(sys::call(libc::SYS_move_mount, [usize::MAX, 0, usize::MAX, 0, 0])),
+        "mount-setattr" => number(sys::call(libc::SYS_mount_setattr, [usize::MAX, 0, 0, 0, 0])),
+        "add-key" => number(sys::call(libc::SYS_add_key, [0; 5])),
+        "request-key" => number(sys::call(libc::SYS_request_key, [0; 5])),
+        "fanotify" => number(sys::call(libc::SYS_fanotify_init, [0x200, 0, 0, 0, 0])),
+        "init-module" => number(sys::call(libc::SYS_init_module, [0; 5])),
+        "finit-module" => number(sys::call(libc::SYS_finit_module, [usize::MAX, 0, 0, 0, 0])),
+        "delete-module" => number(sys::call(libc::SYS_delete_module, [0; 5])),
+        "open-by-handle" => number(sys::call(libc::SYS_open_by_handle_at, [usize::MAX, 0, 0, 0, 0])),
+        "swapon" => number(sys::call(libc::SYS_swapon, [0; 5])),
+        #[cfg(target_arch = "x86_64")]
+        "int80" => number(sys::int80()),
+        "tiocsti" => number(sys::ioctl(0, libc::TIOCSTI)),
+        "tioclinux" => number(sys::ioctl(0, libc::TIOCLINUX)),
         "mount" => number(sys::call(libc::SYS_mount, [0; 5])),
         "keyctl" => number(sys::call(libc::SYS_keyctl, [0, usize::MAX - 2, 0, 0, 0])),
         "shmget" => number(sys::call(libc::SYS_shmget, [0, 4096, 0o1600, 0, 0])),
@@ -106,6 +138,15 @@ fn perform(act: &str, place: &str) -> Result<()> {
         "ptrace" => number(sys::call(libc::SYS_ptrace, [0x4206, place.parse().expect("a pid"), 0, 0, 0])),
         "signal" => number(sys::call(libc::SYS_kill, [place.parse().expect("a pid"), 0, 0, 0, 0])),
         "prlimit" => number(sys::call(libc::SYS_prlimit64, [place.parse().expect("a pid"), 7, 8, 0, 0])),
+        "process-vm-read" => number(sys::process_vm(libc::SYS_process_vm_readv, place.parse().expect("a pid"))),
+        "process-vm-write" => number(sys::process_vm(libc::SYS_process_vm_writev, place.parse().expect("a pid"))),
+        "pidfd-signal" => number(sys::call(libc::SYS_pidfd_send_signal, [pidfd(place)?, 0, 0, 0, 0])),
+        "pidfd-getfd" => number(sys::call(libc::SYS_pidfd_getfd, [pidfd(place)?, 0, 0, 0, 0])),
+        "affinity" => number(sys::call(libc::SYS_sched_setaffinity, [place.parse().expect("a pid"), 8, 8, 0, 0])),
+        "scheduler" => number(sys::call(libc::SYS_sched_setscheduler, [place.parse().expect("a pid"), 0, 8, 0, 0])),
+        // To the weakest there is, which nobody needs a right for on a process of his own.
+        "priority" => number(sys::call(libc::SYS_setpriority, [0, place.parse().expect("a pid"), 19, 0, 0])),
+        "io-priority" => number(sys::call(libc::SYS_ioprio_set, [1, place.parse().expect("a pid"), 0x4007, 0, 0])),
         "caps" => {
             let status = fs::read_to_string("/proc/self/status")?;
             // Only a privileged process can empty its bounding set. An ordinary user's stays, and no_new_privs makes it moot.
@@ -118,6 +159,24 @@ fn perform(act: &str, place: &str) -> Result<()> {
         "fork" => std::process::Command::new("/bin/true").status().map(drop),
         other => panic!("no act {other}"),
     }
+}
+
+fn datagrams(to: &str) -> Result<()> {
+    let socket = std::net::UdpSocket::bind("127.0.0.1:0")?;
+    socket.connect(to)?;
+    // Where nobody listens, the second one meets the answer to the first.
+    socket.send(b"x").and_then(|_| socket.send(b"x")).map(drop)
+}
+
+/// A descriptor that leads to a process. It is left open: the attacker ends soon.
+fn pidfd(place: &str) -> Result<usize> {
+    let pid = rustix::process::Pid::from_raw(place.parse().expect("a pid")).expect("no zero");
+    let descriptor = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())?;
+    Ok(usize::try_from(std::os::fd::IntoRawFd::into_raw_fd(descriptor)).expect("not negative"))
+}
+
+fn make_node(path: &Path, kind: rustix::fs::FileType) -> Result<()> {
+    rustix::fs::mknodat(rustix::fs::CWD, path, kind, rustix::fs::Mode::from_raw_mode(0o600), 0).map_err(Into::into)
 }
 
 fn number(errno: i32) -> Result<()> {

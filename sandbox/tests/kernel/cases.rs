@@ -1,5 +1,6 @@
 //! The test: tables of acts and outcomes, each with its control.
 
+use portcullis_protocol::helper::NamespaceLayer;
 use portcullis_protocol::path::AbsolutePath;
 use portcullis_sandbox::policy::{Access, DenyGlob, Files, Grant, Grants, Network, Policy};
 use portcullis_sandbox::report;
@@ -147,7 +148,7 @@ fn read_only_changes_nothing() {
         &policy,
         "report",
         "",
-        &format!("{} process,read-only,network-off []", report::machine().landlock_abi),
+        &format!("{} process,read-only,shared-ipc,no-network []", report::machine().landlock_abi),
     );
     for act in CHANGES {
         places.check("process", &policy, act, target(act, &places.workspace), "EACCES");
@@ -158,7 +159,7 @@ fn read_only_changes_nothing() {
         control(act, Places::new().workspace.join("file"));
     }
     let requests = ["setflags", "setversion", "ext4-setversion", "ext4-allocate", "ext4-clear-cache"];
-    for act in ["setxattrat", "file-setattr", "lease", "hint"].into_iter().chain(requests) {
+    for act in ["setxattrat", "removexattrat", "fchmodat2", "file-setattr", "lease", "hint"].into_iter().chain(requests) {
         places.check("process", &policy, act, places.workspace.join("file"), "EROFS");
         assert_ne!(free(act, places.workspace.join("file")), "EROFS", "{act}");
     }
@@ -318,7 +319,7 @@ fn two_sets_of_grants_are_intersected() {
     let ceiling = workspace_write(&places);
     let both = own.clone().bounded_by(&ceiling).unwrap();
     let abi = report::machine().landlock_abi;
-    let report = format!("{abi} process,network-off [metadata-outside,carve-outs]");
+    let report = format!("{abi} process,shared-ipc,no-network [metadata-outside,carve-outs]");
     places.check("waived", &both, "report", "", &report);
     for (who, policy, expect) in
         [("waived", &both, "EACCES"), ("worker", &both, "EACCES"), ("waived", &own, "ok"), ("worker", &own, "ok")]
@@ -330,7 +331,7 @@ fn two_sets_of_grants_are_intersected() {
     }
     // Where one set grants no writing nothing can be changed, and nothing needs to be waived.
     let read_only = own.bounded_by(&read_only(Network::Restricted)).unwrap();
-    places.check("process", &read_only, "report", "", &format!("{abi} process,read-only,network-off []"));
+    places.check("process", &read_only, "report", "", &format!("{abi} process,read-only,shared-ipc,no-network []"));
     places.check("process", &read_only, "write", places.workspace.join("file"), "EACCES");
     places.check("process", &read_only, "chmod", places.workspace.join("file"), "EROFS");
 }
@@ -341,7 +342,7 @@ fn gaps_are_refused_unless_waived() {
     let refused = places.confined("process", &write, "report", "");
     assert!(refused.starts_with("refused: ") && refused.contains("--allow-unprotected-metadata"), "{refused}");
     let waived = places.confined("waived", &write, "report", "");
-    assert!(waived.ends_with("process,network-off [metadata-outside,carve-outs]"), "{waived}");
+    assert!(waived.ends_with("process,shared-ipc,no-network [metadata-outside,carve-outs]"), "{waived}");
 
     let deny = policy(&[(Path::new("/"), Access::Read), (&places.outside, Access::Deny)], Network::Restricted);
     let grants = read_only(Network::Restricted).files.sets().next().unwrap().clone();
@@ -353,7 +354,8 @@ fn gaps_are_refused_unless_waived() {
     std::os::unix::fs::symlink(&places.workspace, &link).unwrap();
     let inside = link.join("file");
     let linked = policy(&[(&places.workspace, Access::Read), (&inside, Access::Deny)], Network::Restricted);
-    assert!(report::process_gaps(&linked).is_empty());
+    let namespaces = NamespaceLayer::Unavailable { reason: "untried".to_owned(), remedy: String::new() };
+    assert!(report::process_gaps(&linked, &namespaces).is_empty());
     for policy in [deny, glob, linked] {
         let refused = places.confined("waived", &policy, "report", "");
         assert!(refused.contains("denying places below a granted one"), "{refused}");
@@ -420,7 +422,7 @@ fn unrestricted_files_keep_their_rights() {
     if cfg!(target_arch = "x86_64") {
         places.check("process", &policy, "x32", "", "ENOSYS");
     }
-    assert!(places.confined("process", &policy, "report", "").ends_with(" network-off []"));
+    assert!(places.confined("process", &policy, "report", "").ends_with(" no-network []"));
 }
 
 /// A terminal outside, of the same user.
@@ -474,11 +476,12 @@ fn expectations_hold_for_processes() {
         for line in text.lines() {
             let line = line.split('#').next().unwrap_or("");
             let words: Vec<_> = line.split_whitespace().collect();
-            let [who @ ("process" | "worker" | "both"), act, place, expect] = words[..] else {
+            let [who @ ("process" | "view" | "bare" | "worker" | "both"), act, place, expect] = words[..] else {
                 assert!(words.is_empty(), "{name}.expect: {line}");
                 continue;
             };
-            if who == "worker" {
+            // Workers, and processes with a view of their own, are for tests with the parts that make them.
+            if matches!(who, "worker" | "view") {
                 continue;
             }
             let places = Places::new();
@@ -488,7 +491,7 @@ fn expectations_hold_for_processes() {
                 fs::create_dir(places.workspace.join(inner)).unwrap();
                 fs::write(places.workspace.join(inner).join("file"), "content").unwrap();
             }
-            let is_new = matches!(act, "create" | "mkdir" | "symlink" | "list");
+            let is_new = matches!(act, "create" | "mkdir" | "symlink" | "mkfifo" | "list");
             let in_directory = |directory: &Path| if is_new { directory.to_owned() } else { directory.join("file") };
             let on = match (place, act) {
                 ("outside", _) => in_directory(&places.outside),

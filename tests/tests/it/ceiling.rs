@@ -17,9 +17,9 @@ async fn set_up(policy: &str) -> Set {
     place.put("ws/in", "in");
     place.put("out/o", "o");
     let workspace = place.path("ws");
-    let arguments = ["--policy", policy, "--workspace", workspace.to_str().unwrap(), "--allow-unprotected-metadata"];
+    let arguments = ["--policy", policy, "--workspace", workspace.to_str().unwrap()];
     let bounded = Server::with_arguments(&arguments).await;
-    let servers = [bounded, Server::with_arguments(&["--allow-unprotected-metadata"]).await];
+    let servers = [bounded, Server::start().await];
     let (bounded, free) = (Client::connect(&servers[0]).await, Client::connect(&servers[1]).await);
     Set { bounded, free, place, _servers: servers }
 }

@@ -1,6 +1,6 @@
 //! `portcullis exec` and the README's promise.
 
-use portcullis_tests::{Place, Server, portcullis};
+use portcullis_tests::{Place, Server, executable, portcullis, without};
 use std::process::Output;
 
 async fn exec(arguments: &[&str]) -> (Output, String, String) {
@@ -17,27 +17,38 @@ async fn a_command_runs_confined_in_the_workspace_with_its_output_and_status() {
     let workspace = place.path("").to_str().unwrap().to_owned();
     let (output, stdout, stderr) = exec(&["--workspace", &workspace, "--", "sh", "-c", "cat file; echo err >&2; exit 7"]).await;
     assert_eq!((output.status.code(), stdout.as_str(), stderr.as_str()), (Some(7), "content\n", "err\n"));
-    // Read-only is what nobody chose; the control is the same command under full-access.
-    let write = ["--", "sh", "-c", "echo x >made"];
+    // Who chooses nothing gets the workspace and no more; the control is the same command under full-access.
+    let outside = Place::new();
+    let made = outside.path("made");
+    let write = ["--", "sh", "-c", &format!("echo x >made; echo x >{}", made.display())];
     let (output, _stdout, stderr) = exec(&[&["--workspace", &workspace][..], &write].concat()).await;
-    assert!(!output.status.success() && !place.has("made"), "{stderr}");
+    assert!(!output.status.success() && place.has("made") && !outside.has("made"), "{stderr}");
+    assert!(stderr.contains(&format!("denied: write {}", made.display())) && stderr.contains("to allow it"), "{stderr}");
     let (output, _stdout, stderr) = exec(&[&["--workspace", &workspace, "--policy", "full-access"][..], &write].concat()).await;
-    assert!(output.status.success() && place.has("made"), "{stderr}");
+    assert!(output.status.success() && outside.has("made"), "{stderr}");
 }
 
 #[tokio::test]
-async fn workspace_write_needs_the_operators_word_and_then_holds_the_rest() {
+async fn workspace_write_holds_and_without_namespaces_needs_the_operators_word() {
     let (inside, outside) = (Place::new(), Place::new());
+    inside.put(".git/config", "before");
     let workspace = inside.path("").to_str().unwrap().to_owned();
-    let policy = ["--workspace", &workspace, "--policy", "workspace-write"];
-    let (output, _stdout, stderr) = exec(&[&policy[..], &["--", "true"]].concat()).await;
+    let script = format!("echo x >made; echo x >.git/config; echo x >{}", outside.path("made").display());
+    let policy = ["exec", "--workspace", &workspace, "--policy", "workspace-write"];
+    let words = [&policy[..], &["--", "sh", "-c", &script]].concat();
+    let output = portcullis(&words).output().await.unwrap();
+    assert!(inside.has("made") && !outside.has("made"), "{output:?}");
+    assert_eq!(inside.content(".git/config"), "before");
+    std::fs::remove_file(inside.path("made")).unwrap();
+    // Without namespaces it is refused, and with the operator's word it is held but for the protected names.
+    let less = |words: &[&str]| without(&["namespaces"], &executable("portcullis"), words).output();
+    let output = less(&words).await.unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(125));
-    assert!(stderr.contains("--allow-unprotected-metadata") && stderr.contains(".git"), "{stderr}");
-    let script = format!("echo x >made; echo x >{}", outside.path("made").display());
-    let (output, _stdout, _stderr) =
-        exec(&[&policy[..], &["--allow-unprotected-metadata", "--", "sh", "-c", &script]].concat()).await;
-    assert!(!output.status.success());
-    assert!(inside.has("made") && !outside.has("made"));
+    assert!(stderr.contains("--allow-unprotected-metadata") && stderr.contains(".git") && !inside.has("made"), "{stderr}");
+    let output = less(&[&policy[..], &["--allow-unprotected-metadata", "--", "sh", "-c", &script]].concat()).await.unwrap();
+    assert!(!output.status.success() && inside.has("made") && !outside.has("made"), "{output:?}");
+    assert_eq!(inside.content(".git/config"), "x\n");
 }
 
 #[tokio::test]

@@ -3,6 +3,8 @@
 #![expect(clippy::unwrap_used, reason = "what fails in a test shall end it")]
 
 mod ceiling;
+mod degraded;
+mod denials;
 mod embed;
 mod exec;
 mod files;
@@ -10,15 +12,19 @@ mod fuzz;
 mod handles;
 mod handshake;
 mod helpers_die;
+mod jobs;
 mod listener;
+mod listener_peers;
 mod messages;
 mod nested;
 mod operations;
 mod order;
 mod policies;
 mod processes;
+mod races;
 mod sandboxed_files;
 mod sandboxed_processes;
 mod sessions;
 mod stdio;
+mod threats;
 mod tidy;

@@ -42,30 +42,40 @@ async fn a_read_only_process_reads_and_changes_nothing() {
 
 #[tokio::test]
 async fn a_write_policy_is_refused_with_layer_and_remedy_unless_the_operator_accepts() {
-    let server = Server::start().await;
     let place = Place::new();
-    let mut client = Client::connect(&server).await;
     let sandbox = json!({"type": "workspace-write", "cwd": place.uri("")});
     let mut params = Client::start_params(&place, "p", &["touch", "made"]);
     params["sandbox"] = sandbox.clone();
+    let server = Server::without(&["namespaces"], &[]).await;
+    let mut client = Client::connect(&server).await;
     let refusal = client.refused("process/start", params.clone()).await;
     assert_eq!(refusal.code, -32602);
     for word in ["cannot be enforced", ".git", "mount", "--allow-unprotected-metadata"] {
         assert!(refusal.message.contains(word), "{word}: {refusal:?}");
     }
     assert!(!place.has("made"));
-    let accepting = Server::with_arguments(&["--allow-unprotected-metadata"]).await;
+    let accepting = Server::without(&["namespaces"], &["--allow-unprotected-metadata"]).await;
     let mut client = Client::connect(&accepting).await;
     let events = client.run(&place, "p", &["touch", "made"], json!({"sandbox": sandbox})).await;
     assert_eq!(events.code(), 0, "{}", events.output(None));
     assert!(place.has("made"));
     // What is denied to processes cannot be waived.
-    params["sandbox"] = json!({"windowsSandboxLevel": "disabled", "cwd": place.uri(""), "permissions": {"type": "managed", "network": "restricted",
+    let denying = json!({"windowsSandboxLevel": "disabled", "cwd": place.uri(""), "permissions": {"type": "managed", "network": "restricted",
         "file_system": {"type": "restricted", "entries": [
             {"path": {"type": "special", "value": {"kind": "root"}}, "access": "read"},
             {"path": {"type": "path", "path": place.uri("secret")}, "access": "deny"}]}}});
+    params["sandbox"] = denying.clone();
     params["processId"] = json!("q");
     assert_eq!(client.refused("process/start", params).await.code, -32602);
+    // With namespaces both run, and nobody needs to accept anything.
+    let whole = Server::start().await;
+    let mut client = Client::connect(&whole).await;
+    for (id, sandbox) in [("p", sandbox), ("q", denying)] {
+        let more = json!({"sandbox": sandbox, "enforcement": true});
+        let started = client.start(&place, id, &["cat", "made"], more).await;
+        assert_eq!(started["enforcement"]["missing"], json!([]), "{started}");
+        assert_eq!(client.events(id).await.code(), 0);
+    }
 }
 
 #[tokio::test]
@@ -139,7 +149,7 @@ async fn tmpdir_is_the_servers_own() {
     for directory in ["ws", "servers", "requests"] {
         place.directory(directory);
     }
-    let mut command = portcullis(&["serve", "--allow-unprotected-metadata"]);
+    let mut command = portcullis(&["serve"]);
     command.env("TMPDIR", place.path("servers"));
     let server = Server::with(command).await;
     let mut client = Client::connect(&server).await;

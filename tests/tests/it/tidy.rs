@@ -250,6 +250,21 @@ fn every_test_that_a_document_names_exists() {
 }
 
 #[test]
+fn every_threat_names_its_tests() {
+    let text = read(root().join("SECURITY.md"));
+    let section = text.split_once("## What holds").expect("SECURITY.md has its table").1;
+    let section = section.split_once("\n## ").expect("and says what does not hold").0;
+    let rows = section.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| threat |"));
+    let rows: Vec<&str> = rows.collect();
+    assert!(rows.len() >= 60, "{} threats", rows.len());
+    for row in rows {
+        let cells: Vec<&str> = row.trim_matches('|').split(" | ").map(str::trim).collect();
+        assert!(matches!(cells.len(), 3 | 4), "four columns: {row}");
+        assert!(!named_tests(row).is_empty() || cells[1..3] == ["not yet"; 2], "no test is named: {row}");
+    }
+}
+
+#[test]
 fn the_gate_runs_the_very_command_that_the_readme_gives() {
     let gate = read(root().join(".ci/run"));
     let command = gate.lines().find_map(|line| line.strip_prefix("TEST=")).expect("the gate names its command").trim_matches('"');

@@ -2,9 +2,9 @@
 
 use super::{Spawner, Task};
 use crate::helper::socket::{FrameReceiver, FrameSender, pair_up};
-use portcullis_protocol::denial::Denials;
+use portcullis_protocol::denial::{Denial, Denials, Layer, Wanted};
 use portcullis_protocol::helper::{
-    Command, Enforced, ExitStatus, SpawnerEvent, SpawnerRequest, Step, StepFailed, decode, encode,
+    Command, Enforced, ExitStatus, NamespaceLayer, SpawnerEvent, SpawnerRequest, Step, StepFailed, decode, encode,
 };
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::collections::HashMap;
@@ -21,7 +21,8 @@ pub(crate) fn scripted(tasks: &mut JoinSet<()>) -> (Spawner, FrameSender, FrameR
     let (ours, theirs) = UnixStream::pair().unwrap();
     let (sender, receiver) = pair_up(ours);
     let (stop, stopped) = oneshot::channel();
-    let (spawner, task) = Spawner::over(sender, receiver, stopped);
+    let namespaces = NamespaceLayer::Unavailable { reason: "a stand-in has none".to_owned(), remedy: String::new() };
+    let (spawner, task) = Spawner::over(sender, receiver, stopped, namespaces);
     tasks.spawn(async move {
         let _ended = task_with(task, stop).await;
     });
@@ -38,6 +39,16 @@ pub(crate) fn spawner(tasks: &mut JoinSet<()>) -> Spawner {
     let (spawner, sender, receiver) = scripted(tasks);
     tasks.spawn(play(sender, receiver));
     spawner
+}
+
+/// Denials of writes, as a sandbox's init would tell of them.
+pub(crate) fn denials(paths: &[&str]) -> Denials {
+    let mut denials = Denials::default();
+    for path in paths {
+        let rule = "entry read `/`".to_owned();
+        denials.add(Denial { path: (*path).to_owned(), access: Wanted::Write, layer: Layer::Mounts, rule, grant: None });
+    }
+    denials
 }
 
 /// Says something to the gateway.

@@ -1,6 +1,6 @@
 //! The task that talks to the spawner helper.
 
-use super::{Child, KILL, Launch, LaunchError, Never, Stdio};
+use super::{Child, Ended, KILL, Launch, LaunchError, Never, Stdio};
 use crate::helper::socket::{FrameReceiver, FrameSender, SocketError};
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
@@ -32,7 +32,7 @@ pub(super) struct Task {
     asks: mpsc::Receiver<Ask>,
     stopped: oneshot::Receiver<Never>,
     starting: HashMap<u64, StartReply>,
-    running: HashMap<u64, oneshot::Sender<ExitStatus>>,
+    running: HashMap<u64, oneshot::Sender<Ended>>,
     workers: HashMap<u64, oneshot::Sender<Option<ExitStatus>>>,
     /// One a running process: ends when the process does, or names it when its owner went away.
     leashes: FuturesUnordered<BoxFuture<'static, Option<u64>>>,
@@ -115,8 +115,10 @@ impl Task {
         let frame = encode(&launch.command, &[], 0).map_err(too_large)?;
         let tty = matches!(launch.stdio, Stdio::Terminal(_));
         let command = Bytes(frame[HEADER..].to_vec());
-        let (policy, allow_unprotected) = (launch.policy.clone(), launch.allow_unprotected);
-        let request = SpawnerRequest::Start { id, tty, policy, allow_unprotected, command };
+        let Launch { session, policy, own_view, allow_unprotected, .. } = &launch;
+        let (session, policy) = (session.as_ref().to_owned(), policy.clone());
+        let (own_view, allow_unprotected) = (*own_view, *allow_unprotected);
+        let request = SpawnerRequest::Start { id, session, tty, policy, own_view, allow_unprotected, command };
         self.send(&request, &launch.stdio.descriptors()).await
     }
 
@@ -140,9 +142,9 @@ impl Task {
             SpawnerEvent::Ready { .. } | SpawnerEvent::WrongBuild { .. } => return Err("the spawner greeted twice".to_owned()),
             SpawnerEvent::Started { id, pid, enforced } => {
                 let (exit, receiver) = oneshot::channel();
-                let (ended, status) = oneshot::channel();
-                self.running.insert(id, ended);
-                self.leashes.push(Box::pin(leash(id, status, exit)));
+                let (running, ended) = oneshot::channel();
+                self.running.insert(id, running);
+                self.leashes.push(Box::pin(leash(id, ended, exit)));
                 let child = Child { id, pid, enforced, exit: receiver };
                 // If the caller has gone, the child is dropped here and its leash kills it.
                 let _unwanted = self.starting.remove(&id).map(|reply| reply.send(Ok(child)));
@@ -150,8 +152,9 @@ impl Task {
             SpawnerEvent::StartFailed { id, failure } => {
                 let _caller_gone = self.starting.remove(&id).map(|reply| reply.send(Err(LaunchError::Failed(failure))));
             }
-            SpawnerEvent::Exited { id, status, denials: _, failure: _ } => {
-                let _owner_gone = self.running.remove(&id).map(|ended| ended.send(status));
+            SpawnerEvent::Exited { id, status, denials, failure } => {
+                let ended = Ended { status, denials, failure };
+                let _owner_gone = self.running.remove(&id).map(|running| running.send(ended));
             }
             SpawnerEvent::WorkerEnded { id, status } => {
                 if !matches!(status, Some(ExitStatus::Code(0) | ExitStatus::Signal(KILL))) {
@@ -164,12 +167,12 @@ impl Task {
     }
 }
 
-/// Passes the status on, or names the process if its owner went away first.
-async fn leash(id: u64, status: oneshot::Receiver<ExitStatus>, mut exit: oneshot::Sender<ExitStatus>) -> Option<u64> {
+/// Passes the end on, or names the process if its owner went away first.
+async fn leash(id: u64, ended: oneshot::Receiver<Ended>, mut exit: oneshot::Sender<Ended>) -> Option<u64> {
     tokio::select! {
         biased;
-        status = status => {
-            let _owner_gone = status.map(|status| exit.send(status));
+        ended = ended => {
+            let _owner_gone = ended.map(|ended| exit.send(ended));
             None
         }
         () = exit.closed() => Some(id),
@@ -213,7 +216,8 @@ mod tests {
         let ((stdin, _), (_, stdout), (_, stderr)) = (pipe(), pipe(), pipe());
         let command =
             Command { argv: vec![Bytes(b"true".to_vec())], arg0: None, env: Vec::new(), cwd: AbsolutePath::new("/").unwrap() };
-        Launch { policy: None, allow_unprotected: false, command, stdio: Stdio::Pipes { stdin, stdout, stderr } }
+        let stdio = Stdio::Pipes { stdin, stdout, stderr };
+        Launch { session: "s".into(), policy: None, own_view: false, allow_unprotected: false, may_dial: false, command, stdio }
     }
 
     async fn start_id(receiver: &mut FrameReceiver) -> u64 {
@@ -247,17 +251,14 @@ mod tests {
         let mut tasks = JoinSet::new();
         let (spawner, mut sender, mut receiver) = fake::scripted(&mut tasks);
         let child = started_child(&spawner, &mut sender, &mut receiver).await;
-        fake::say(
-            &mut sender,
-            &SpawnerEvent::Exited {
-                id: child.id,
-                status: ExitStatus::Code(3),
-                denials: portcullis_protocol::denial::Denials::default(),
-                failure: None,
-            },
-        )
-        .await;
-        assert_eq!(child.exit.await, Ok(ExitStatus::Code(3)));
+        let ended = Ended {
+            status: ExitStatus::Code(3),
+            denials: fake::denials(&["/etc/x"]),
+            failure: Some("too much memory".to_owned()),
+        };
+        let Ended { status, denials, failure } = ended.clone();
+        fake::say(&mut sender, &SpawnerEvent::Exited { id: child.id, status, denials, failure }).await;
+        assert_eq!(child.exit.await, Ok(ended));
         // Its leash is gone with it: the next word is about the next process.
         let child = started_child(&spawner, &mut sender, &mut receiver).await;
         drop(child);

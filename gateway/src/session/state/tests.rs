@@ -1,4 +1,5 @@
 use super::*;
+use crate::helper::spawner::fake;
 use portcullis_protocol::base64::Chunk;
 use portcullis_protocol::event::Stream;
 use portcullis_protocol::process::{ReadParams, ReadResult, WriteParams, WriteStatus};
@@ -69,7 +70,7 @@ impl Harness {
 
     fn start(&mut self, process: &str) -> u64 {
         let key = self.begin(process).unwrap();
-        self.handle(Input::Started { key, sandbox_type: "none" });
+        self.handle(Input::Started { key, sandbox_type: "none", enforcement: None });
         key
     }
 
@@ -79,7 +80,7 @@ impl Harness {
     }
 
     fn exit(&mut self, key: u64) {
-        self.handle(Input::Feed { key, feed: Feed::Exited { code: 3, lost: None } });
+        self.handle(Input::Feed { key, feed: Feed::Exited { code: 3, denials: Denials::default(), failure: None } });
     }
 
     fn close(&mut self, key: u64) {
@@ -174,7 +175,7 @@ fn the_life_of_a_process() {
     refused(session.read("p", 0), "process id p is starting");
     assert_eq!(session.write("p", "1").unwrap(), WriteStatus::Starting);
 
-    session.handle(Input::Started { key, sandbox_type: "linuxSeccomp" });
+    session.handle(Input::Started { key, sandbox_type: "linuxSeccomp", enforcement: None });
     assert_eq!(session.write("p", "1").unwrap(), WriteStatus::Accepted);
     refused(session.write("p", ""), "writeId must not be empty");
     session.output(key, 3);
@@ -211,7 +212,7 @@ fn terminate_beats_a_start() {
     let key = session.begin("p").unwrap();
     assert!(session.terminate("p"));
     assert_eq!(session.killed(), [] as [u64; 0], "there is nothing to kill yet");
-    session.handle(Input::Started { key, sandbox_type: "none" });
+    session.handle(Input::Started { key, sandbox_type: "none", enforcement: None });
     assert_eq!(session.killed(), [key]);
 }
 
@@ -280,6 +281,45 @@ fn what_happens_while_detached_is_paged_and_not_announced() {
 }
 
 #[test]
+fn denials_outlast_a_cut_and_go_with_their_process() {
+    let mut session = Harness::attached();
+    let key = session.start("p");
+    session.handle(Input::Detach { generation: 1 });
+    let denials = fake::denials(&["/etc/a", "/etc/b"]);
+    let size = denials.size();
+    session.handle(Input::Feed { key, feed: Feed::Exited { code: 1, denials: denials.clone(), failure: None } });
+    assert_eq!(session.state.processes[&key].log.bytes(), size, "they count against the log's bounds");
+    session.attach();
+    assert_eq!(session.announced(), [] as [String; 0]);
+    for _twice in 0..2 {
+        let read = session.read("p", 0).unwrap();
+        assert_eq!((read.sandbox_denied, &read.denials, read.denials_more), (true, &denials.list, 0));
+    }
+    session.handle(Input::Feed { key, feed: Feed::Closed });
+    assert_eq!(session.announced().len(), 1);
+    session.now += RETENTION;
+    session.handle(Input::Timeout);
+    refused(session.read("p", 0), "unknown process id p");
+}
+
+#[test]
+fn a_success_is_not_denied_and_an_ordinary_exit_says_nothing_of_denials() {
+    let mut session = Harness::attached();
+    for (process, code, denials, expect) in [("p", 0, &["/etc/a"][..], false), ("q", 1, &[], false), ("r", 1, &["/etc/a"], true)]
+    {
+        let key = session.start(process);
+        let denials = fake::denials(denials);
+        let has_some = !denials.is_empty();
+        session.handle(Input::Feed { key, feed: Feed::Exited { code, denials, failure: None } });
+        let read = session.read(process, 0).unwrap();
+        assert_eq!((read.sandbox_denied, read.denials.len()), (expect, usize::from(has_some)), "{process}");
+        let told = session.announced().concat();
+        assert!(told.contains(&format!(r#""sandboxDenied":{expect}"#)), "{told}");
+        assert_eq!(told.contains("denials"), has_some, "{told}");
+    }
+}
+
+#[test]
 fn nobody_comes_back_in_time() {
     let mut session = Harness::attached();
     let key = session.start("p");
@@ -293,7 +333,7 @@ fn nobody_comes_back_in_time() {
     assert!(session.has_ended());
     assert_eq!(session.killed(), [key]);
     assert!(session.state.is_live());
-    session.handle(Input::Started { key: starting, sandbox_type: "none" });
+    session.handle(Input::Started { key: starting, sandbox_type: "none", enforcement: None });
     assert_eq!(session.killed(), [key, starting]);
     session.exit(key);
     session.exit(starting);
@@ -446,7 +486,7 @@ proptest! {
                 },
                 Step::Started(process) => if let Some((key, at @ Pumped::Starting)) = pumps.get_mut(&process) {
                     *at = Pumped::Running;
-                    session.handle(Input::Started { key: *key, sandbox_type: "none" });
+                    session.handle(Input::Started { key: *key, sandbox_type: "none", enforcement: None });
                 },
                 Step::Failed(process) => if let Some((key, Pumped::Starting)) = pumps.get(&process).copied() {
                     pumps.remove(&process);

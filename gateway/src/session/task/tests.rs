@@ -4,7 +4,7 @@ use super::super::{Command, SessionHandle, start};
 use super::*;
 use crate::helper::spawner::fake;
 use portcullis_protocol::base64::{Chunk, decode};
-use portcullis_protocol::helper::{Enforced, SpawnerEvent, SpawnerRequest};
+use portcullis_protocol::helper::{Enforced, ExitStatus, SpawnerEvent, SpawnerRequest, Step, StepFailed};
 use portcullis_protocol::path::WirePath;
 use portcullis_protocol::process::{ReadParams, Signal, SignalParams, TerminateParams, WriteParams, WriteStatus};
 use serde_json::Value;
@@ -360,6 +360,45 @@ async fn an_interrupt_is_sigint_and_may_be_repeated() {
         assert!(matches!(heard, Some((SpawnerRequest::Signal { id: of, signal: 2 }, _)) if of == id), "{heard:?}");
     }
     drop((sender, receiver, descriptors));
+    client.end().await;
+}
+
+#[tokio::test]
+async fn what_the_sandbox_saw_and_why_it_ended_a_process_reach_the_client() {
+    let mut tasks = JoinSet::new();
+    let (spawner, mut sender, mut receiver) = fake::scripted(&mut tasks);
+    let mut client = Client::with(spawner, tasks).await;
+    let started = client.ask_start(shell("p", "")).await;
+    let Some((SpawnerRequest::Start { id, .. }, descriptors)) = fake::hear(&mut receiver).await else { panic!() };
+    drop(descriptors);
+    fake::say(&mut sender, &SpawnerEvent::Started { id, pid: 1, enforced: Enforced::default() }).await;
+    started.await.unwrap().unwrap();
+    let (denials, failure) = (fake::denials(&["/etc/x"]), Some("more memory than its sandbox allows".to_owned()));
+    let ended = SpawnerEvent::Exited { id, status: ExitStatus::Signal(9), denials: denials.clone(), failure: failure.clone() };
+    fake::say(&mut sender, &ended).await;
+    assert_eq!(client.story().await.exit, Some(137));
+    let read = client.read("p", 0, 0).await;
+    assert_eq!((read.sandbox_denied, read.denials, read.failure), (true, denials.list, failure));
+    client.end().await;
+}
+
+#[tokio::test]
+async fn what_a_failed_start_was_denied_is_data_of_its_error() {
+    let mut tasks = JoinSet::new();
+    let (spawner, mut sender, mut receiver) = fake::scripted(&mut tasks);
+    let mut client = Client::with(spawner, tasks).await;
+    let denial = fake::denials(&["/opt/tool"]).list.remove(0);
+    for denial in [None, Some(denial)] {
+        let started = client.ask_start(shell("p", "")).await;
+        let Some((SpawnerRequest::Start { id, .. }, _descriptors)) = fake::hear(&mut receiver).await else { panic!() };
+        let data = denial.as_ref().map(|denial| serde_json::json!({"denials": [denial]}));
+        let attempt = "start `/opt/tool`".to_owned();
+        let failure = StepFailed { step: Step::Execute, attempt, errno: 13, denial: denial.map(Box::new) };
+        fake::say(&mut sender, &SpawnerEvent::StartFailed { id, failure }).await;
+        let error = started.await.unwrap().unwrap_err();
+        assert_eq!(error.message, "start `/opt/tool`: Permission denied (os error 13)");
+        assert_eq!(error.data, data);
+    }
     client.end().await;
 }
 

@@ -1,0 +1,182 @@
+//! Whose connection it is.
+//!
+//! A confined process that may use the network shares the loopback interface with the gateway, and could ask it for anything
+//! without a sandbox. So once such a process was started, the kernel is asked whose socket the other end of a connection is,
+//! and only that of a process outside of the gateway's own descendants is served. Whatever cannot be told is refused: a socket
+//! that nobody holds any more, one on its way between two processes, one whose holder cannot be looked at.
+
+mod diag;
+mod holder;
+
+use self::diag::Socket;
+use crate::blocking::Blocking;
+use crate::helper::spawner::Spawner;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Tells those who may be served from the gateway's own descendants. Clones share everything.
+#[derive(Debug, Clone)]
+pub(crate) struct Peers {
+    local: SocketAddr,
+    spawner: Spawner,
+    /// Its few threads are also the bound of what many connections at once can cost.
+    blocking: Blocking,
+    has_warned: Arc<AtomicBool>,
+}
+
+/// Why a connection is not served.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PeerError {
+    /// It is the very thing that must not get in.
+    #[error(
+        "refused: this connection comes from process {0}, which this gateway started itself, and processes confined by it must not ask it for more; connect from a process that the gateway did not start"
+    )]
+    Descendant(u32),
+    /// It may be.
+    #[error(
+        "refused: whose connection this is cannot be told ({0}), and a confined process with network was started by this gateway, which must not connect to it; connect from a process whose /proc/PID/fd the gateway can read, or as another user"
+    )]
+    Unknown(String),
+}
+
+impl Peers {
+    /// For connections to a listener on a loopback address, where every other end is a socket of this machine.
+    pub(crate) fn new(local: SocketAddr, spawner: Spawner) -> Self {
+        Self { local, spawner, blocking: Blocking::new(), has_warned: Arc::default() }
+    }
+
+    /// Whether the kernel answers such questions here, by one about the listener itself. Blocks for a moment.
+    pub(crate) fn can_be_told(&self) -> Result<(), String> {
+        let nobody = SocketAddr::new(if self.local.is_ipv4() { [0; 4].into() } else { [0_u16; 8].into() }, 0);
+        let is_listener = |socket: &Socket| socket.state == diag::LISTEN && socket.inode != 0;
+        match diag::socket(self.local, nobody) {
+            Ok(Some(socket)) if is_listener(&socket) => holder::look().map_err(|error| format!("/proc: {error}")),
+            Ok(_other) => Err("sock_diag does not know the gateway's own listener".to_owned()),
+            Err(error) => Err(format!("sock_diag: {error}")),
+        }
+    }
+
+    /// Whether a connection may be served. Where no confined process with network was ever started this is one read.
+    pub(crate) async fn admit(&self, peer: SocketAddr) -> Result<(), PeerError> {
+        if !self.spawner.has_dialers() {
+            return Ok(());
+        }
+        let (local, spawner) = (self.local, self.spawner.pid());
+        let told = self.blocking.run(move || tell(peer, local, spawner)).await;
+        let told = told.unwrap_or_else(|lost| Err(PeerError::Unknown(lost.to_string())));
+        // After the question: descendants of a spawner that died are nobody's that could be named.
+        let told = told.and_then(|()| match self.spawner.is_alive() {
+            true => Ok(()),
+            false => Err(PeerError::Unknown("the spawner has ended".to_owned())),
+        });
+        if let Err(error) = &told {
+            // Once: who is refused may try without end, and shall not fill the log.
+            if self.has_warned.swap(true, Ordering::Relaxed) {
+                tracing::debug!(%peer, "{error}");
+            } else {
+                tracing::warn!(%peer, "{error} (more of these are logged as debug only)");
+            }
+        }
+        told
+    }
+}
+
+fn tell(peer: SocketAddr, local: SocketAddr, spawner: u32) -> Result<(), PeerError> {
+    let unknown = |text: &'static str| move |error: io::Error| PeerError::Unknown(format!("{text}: {error}"));
+    let socket = diag::socket(peer, local).map_err(unknown("sock_diag"))?;
+    // One that is closing already may have left its request behind. It belongs to nobody, and some kernels say it is root's.
+    let Some(socket) = socket.filter(|socket| socket.state == diag::ESTABLISHED && socket.inode != 0) else {
+        return Err(PeerError::Unknown("its other end is closed or not of this machine".to_owned()));
+    };
+    // Confined processes have no capability and never gain one, so their sockets are of the gateway's own user.
+    let own = [rustix::process::getuid(), rustix::process::geteuid()];
+    if !own.iter().any(|uid| uid.as_raw() == socket.uid) {
+        return Ok(());
+    }
+    let holder = holder::of(socket.inode).map_err(unknown("/proc"))?;
+    let Some(holder) = holder else {
+        return Err(PeerError::Unknown("no process that can be looked at holds its other end".to_owned()));
+    };
+    if holder.descends_from(spawner) { Err(PeerError::Descendant(holder.pid())) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, TcpStream};
+
+    /// No process: nobody descends from it.
+    const NOBODY: u32 = u32::MAX;
+
+    fn connected() -> (TcpListener, TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (server, _) = listener.accept().unwrap();
+        (listener, client, server)
+    }
+
+    /// Asks until it is refused: another test may just be starting a child, which has a copy of every descriptor until it executes.
+    fn refused(peer: SocketAddr, local: SocketAddr) -> String {
+        for _attempt in 0..10_000 {
+            if let Err(error) = tell(peer, local, NOBODY) {
+                return error.to_string();
+            }
+            std::thread::yield_now();
+        }
+        panic!("it is still served");
+    }
+
+    #[test]
+    fn who_connects_is_known_on_both_families() {
+        for address in ["127.0.0.1:0", "[::1]:0"] {
+            let listener = TcpListener::bind(address).unwrap();
+            let local = listener.local_addr().unwrap();
+            let client = TcpStream::connect(local).unwrap();
+            let peer = client.local_addr().unwrap();
+            tell(peer, local, NOBODY).unwrap();
+            // This very process holds it: it descends from itself.
+            assert!(
+                matches!(tell(peer, local, std::process::id()), Err(PeerError::Descendant(pid)) if pid == std::process::id())
+            );
+        }
+    }
+
+    #[test]
+    fn a_socket_that_is_closing_is_nobodys() {
+        let (listener, client, _server) = connected();
+        let (local, peer) = (listener.local_addr().unwrap(), client.local_addr().unwrap());
+        drop(client);
+        assert!(refused(peer, local).contains("closed"));
+    }
+
+    #[test]
+    fn a_socket_between_two_processes_is_nobodys() {
+        use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+        use std::os::fd::AsFd as _;
+        let (listener, client, _server) = connected();
+        let (local, peer) = (listener.local_addr().unwrap(), client.local_addr().unwrap());
+        let (one, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        let descriptors = [client.as_fd()];
+        assert!(ancillary.push(SendAncillaryMessage::ScmRights(&descriptors)));
+        sendmsg(&one, &[io::IoSlice::new(b"x")], &mut ancillary, SendFlags::empty()).unwrap();
+        tell(peer, local, NOBODY).unwrap();
+        // Its only holder lets go of it: now it lives in the queue of the pair.
+        drop(client);
+        assert!(refused(peer, local).contains("no process"));
+    }
+
+    #[tokio::test]
+    async fn the_question_can_be_asked_here() {
+        let mut tasks = tokio::task::JoinSet::new();
+        let (spawner, _sender, _receiver) = crate::helper::spawner::fake::scripted(&mut tasks);
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let peers = Peers::new(listener.local_addr().unwrap(), spawner);
+        assert_eq!(peers.can_be_told(), Ok(()));
+        // Nothing confined was started: nobody is asked about, not even about who cannot be there.
+        peers.admit("127.0.0.1:1".parse().unwrap()).await.unwrap();
+    }
+}

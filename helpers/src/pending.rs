@@ -1,0 +1,47 @@
+//! Launchers on their way to `execve`, as the spawner sees them.
+
+use crate::launch::{Report, failed};
+use portcullis_protocol::helper::{Deframer, Enforced, Step, StepFailed, decode};
+use rustix::io::Errno;
+use rustix::process::Pid;
+use std::os::fd::OwnedFd;
+
+/// A launcher that has not reached `execve`.
+#[derive(Debug)]
+pub(crate) struct Launch {
+    pub(crate) id: u64,
+    pub(crate) pid: Pid,
+    pub(crate) pipe: OwnedFd,
+    reports: Deframer,
+    pub(crate) enforced: Option<Enforced>,
+    pub(crate) failure: Option<StepFailed>,
+    /// Nothing more comes from the pipe.
+    pub(crate) ended: bool,
+}
+
+impl Launch {
+    pub(crate) fn new(id: u64, pid: Pid, pipe: OwnedFd) -> Self {
+        Self { id, pid, pipe, reports: Deframer::default(), enforced: None, failure: None, ended: false }
+    }
+
+    /// Takes what the launcher has reported so far.
+    pub(crate) fn read(&mut self) {
+        let mut buffer = [0; 4096];
+        while !self.ended {
+            match rustix::io::read(&self.pipe, &mut buffer[..]) {
+                Ok(0) => self.ended = true,
+                Ok(length) => self.reports.push(&buffer[..length]),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => break,
+                Err(_broken) => self.ended = true,
+            }
+        }
+        while let Ok(Some(frame)) = self.reports.next_frame() {
+            match decode(&frame.body) {
+                Ok(Report::AboutToExec(enforced)) => self.enforced = Some(enforced),
+                Ok(Report::Failed(failure)) => self.failure = Some(failure),
+                Err(error) => self.failure = Some(failed(Step::Frame, &format!("start: {error}"), Some(Errno::PROTO))),
+            }
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! Starting: workers, launchers, and sandboxes with their init.
+
+use super::{MOST_LAUNCHES, Removal, Spawner};
+use crate::children::Name;
+use crate::dispatch::complain;
+use crate::init::{self, Given};
+use crate::launch::{self, Order, failed};
+use crate::pending::Launch;
+use crate::probe;
+use crate::sys::{self, Fork};
+use crate::tether::{self, Outcome, Tether};
+use portcullis_protocol::helper::{NamespaceLayer, SpawnerEvent, Step};
+use portcullis_sandbox::namespaces;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::process::Pid;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+
+impl Spawner {
+    pub(super) fn start_worker(&mut self, id: u64, descriptors: &[OwnedFd]) {
+        let name = Name::Worker(id);
+        let ([stdio, control], false) = (descriptors, self.children.contains(name)) else {
+            return self.tell(&SpawnerEvent::WorkerEnded { id, status: None });
+        };
+        match sys::fork() {
+            Ok(Fork::Child) => launch::worker(&self.program, stdio, control, self.me),
+            Ok(Fork::Parent(pid)) => self.children.add(name, pid),
+            Err(error) => {
+                complain(format_args!("fork a worker: {error}"));
+                self.tell(&SpawnerEvent::WorkerEnded { id, status: None });
+            }
+        }
+    }
+
+    pub(super) fn start(&mut self, id: u64, order: Order) {
+        let wanted = if order.tty { 1 } else { 3 };
+        let refusal = if order.descriptors.len() != wanted {
+            Some(failed(Step::Frame, "start: wrong number of descriptors", Some(Errno::INVAL)))
+        } else if self.children.contains(Name::Process(id)) {
+            Some(failed(Step::Frame, "start: the id is in use", Some(Errno::EXIST)))
+        } else if self.launches.len() >= MOST_LAUNCHES {
+            Some(failed(Step::Machine, "start: too many starts at once", Some(Errno::AGAIN)))
+        } else {
+            None
+        };
+        if let Some(failure) = refusal {
+            return self.tell(&SpawnerEvent::StartFailed { id, failure });
+        }
+        let (pipe, result) = match pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK) {
+            Ok(ends) => ends,
+            Err(errno) => {
+                let failure = failed(Step::Machine, "start: make a pipe to the launcher", Some(errno));
+                return self.tell(&SpawnerEvent::StartFailed { id, failure });
+            }
+        };
+        let forked = match self.namespaces {
+            NamespaceLayer::Available { user, .. } if order.own_view => self.fork_sandbox(order, result, user),
+            _ => match sys::fork() {
+                Ok(Fork::Child) => launch::process(order, &result, self.me),
+                Ok(Fork::Parent(pid)) => Ok(pid),
+                Err(error) => Err(("fork a launcher", error)),
+            },
+        };
+        match forked {
+            Ok(pid) => {
+                self.children.add(Name::Process(id), pid);
+                self.launches.push(Launch::new(id, pid, pipe));
+            }
+            Err((attempt, error)) => {
+                let errno = error.raw_os_error().unwrap_or(libc::EAGAIN);
+                let failure = failed(Step::Machine, &format!("start: {attempt}"), Some(Errno::from_raw_os_error(errno)));
+                self.tell(&SpawnerEvent::StartFailed { id, failure });
+            }
+        }
+    }
+
+    fn fork_sandbox(&mut self, order: Order, result: OwnedFd, user: bool) -> Result<Pid, (&'static str, std::io::Error)> {
+        let ids = user.then(probe::own_ids);
+        let session = order.session.clone();
+        let (ours, tether) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+            .map_err(|errno| ("make a socket to the sandbox", errno.into()))?;
+        rustix::io::ioctl_fionbio(&ours, true).map_err(|errno| ("make a socket to the sandbox", errno.into()))?;
+        match sys::fork_into(namespaces::flags(user)) {
+            Ok(Fork::Child) => init::run(order, Given { result, tether, ids }),
+            Ok(Fork::Parent(pid)) => {
+                self.tethers.insert(pid, Tether::new(ours, session));
+                Ok(pid)
+            }
+            Err(error) => Err(("make the namespaces of a sandbox", error)),
+        }
+    }
+
+    /// Removes mount points in a child, for on a file system that hangs it must not hold up everybody, and then tells of an end.
+    pub(super) fn give_back(&mut self, points: Vec<PathBuf>, then: Option<(u64, Outcome)>) {
+        if !points.is_empty() {
+            match sys::fork() {
+                Ok(Fork::Child) => {
+                    // Above all the gateway's socket, of which this would be another end.
+                    let _open = sys::close_range(0, u32::MAX);
+                    tether::remove(&points);
+                    sys::end(0)
+                }
+                // It is nobody's by name.
+                Ok(Fork::Parent(pid)) => return drop(self.removals.insert(pid, Removal { points, then })),
+                Err(_no_child) => tether::remove(&points),
+            }
+        }
+        if let Some((id, outcome)) = then {
+            self.tell_end(id, outcome);
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! Taking away from what is granted above: one cover for each place that is less.
+
+use super::mask::Mask;
+use super::place::{Builder, Spot};
+use super::tree::{self, Lock, Tree};
+use super::{Cover, MountError, Point, is_mount_point, point};
+use crate::compiled::Verdict;
+use crate::gitfile::is_a_strangers;
+use rustix::fs::{FileType, fstat};
+use rustix::io::Errno;
+use rustix::process::geteuid;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+/// Bound of the names that lead on from a denied directory.
+const LEADING: &str = "1m";
+
+impl Builder {
+    /// Covers what is less than what is granted above.
+    pub(super) fn narrow(
+        &mut self,
+        path: &Path,
+        spot: &Spot,
+        above: Verdict,
+        announce: &mut dyn FnMut(&Path),
+    ) -> Result<Option<Point>, MountError> {
+        let target = match tree::try_open(path) {
+            Ok(target) => target,
+            Err(Errno::NOENT | Errno::NOTDIR) => return self.narrow_missing(path, spot, above, announce),
+            Err(Errno::ACCESS) => return refuse_locked(path, above).map(|()| None),
+            Err(errno) => return Err(MountError::at("open", path)(errno)),
+        };
+        let stat = fstat(&target).map_err(MountError::at("look at", path))?;
+        // One that a sandbox made for the time being: it is shared, so that it stays.
+        if is_mount_point(&stat) && point::is_empty(path) {
+            return self.hold(path, spot, announce);
+        }
+        let kind = FileType::from_raw_mode(stat.st_mode);
+        if spot.verdict.is_granted() {
+            if kind == FileType::Symlink {
+                return if is_a_strangers(path, &stat) { Ok(None) } else { Err(cannot_hold_link(path)) };
+            }
+            let tree = Tree::clone_of(target.as_fd(), path)?;
+            tree.lock(Lock::ReadOnly, path)?;
+            tree.attach(target.as_fd(), path)?;
+            self.cover(path, &tree, is_a_strangers(path, &stat))?;
+        } else {
+            let tree = match kind {
+                // What the link leads to is judged where it is; the link itself holds nothing.
+                FileType::Symlink => return Ok(None),
+                FileType::Directory if spot.leads_on => tree::memory("111", LEADING)?,
+                FileType::Directory => self.mask(Mask::Denied)?,
+                _file => self.mask(Mask::File)?,
+            };
+            tree.attach(target.as_fd(), path)?;
+            self.cover(path, &tree, is_a_strangers(path, &stat))?;
+            if spot.leads_on {
+                self.lock_later(tree, path);
+            }
+        }
+        Ok(None)
+    }
+
+    /// Notes a cover that has to stay. What a stranger may remove any time, in a directory that all share, is not worth a sandbox's
+    /// life, or strangers could end it.
+    pub(super) fn cover(&mut self, path: &Path, tree: &Tree, is_a_strangers: bool) -> Result<(), MountError> {
+        if !is_a_strangers {
+            self.covered.push(Cover { path: path.to_owned(), mount: tree.mount(path)? });
+        }
+        Ok(())
+    }
+
+    /// The first name on the way that is missing stands for what is below it.
+    fn narrow_missing(
+        &mut self,
+        path: &Path,
+        spot: &Spot,
+        above: Verdict,
+        announce: &mut dyn FnMut(&Path),
+    ) -> Result<Option<Point>, MountError> {
+        let is_missing = |place: &&Path| matches!(tree::try_open(place), Err(Errno::NOENT));
+        // A file stands in its way: whoever may change that finds it held or denied by a place of its own, or may.
+        let Some(missing) = path.ancestors().take_while(is_missing).last() else { return Ok(None) };
+        if missing.parent().is_some_and(|parent| matches!(tree::try_open(parent), Err(Errno::ACCESS))) {
+            return refuse_locked(missing, above).map(|()| None);
+        }
+        match (above, spot.verdict.is_granted()) {
+            (Verdict::Write, _) => self.hold(missing, spot, announce),
+            // Nobody inside can make it, and there is nothing that one could change in it.
+            (_, true) => Ok(None),
+            // Somebody outside can.
+            (_, false) => {
+                self.awaited.push(path.to_owned());
+                Ok(None)
+            }
+        }
+    }
+
+    /// Holds a name for as long as the sandbox lives, by a mount point that is made or shared.
+    fn hold(&mut self, path: &Path, spot: &Spot, announce: &mut dyn FnMut(&Path)) -> Result<Option<Point>, MountError> {
+        announce(path);
+        let Some(point) = Point::make(path)? else { return Ok(None) };
+        // Opened anew without a right to its content: what stands there now is what is held, by its identity.
+        let target = tree::open(path)?;
+        if !is_same(&target, point.directory()) {
+            let text = format!("mount on `{}`: it was replaced while the sandbox was made; start again", path.display());
+            return Err(MountError::refused(text));
+        }
+        let mask = if spot.verdict.is_granted() { Mask::Empty } else { Mask::Denied };
+        let tree = self.mask(mask)?;
+        tree.attach(target.as_fd(), path)?;
+        let stat = fstat(&target).map_err(MountError::at("look at", path))?;
+        self.cover(path, &tree, is_a_strangers(path, &stat))?;
+        Ok(Some(point))
+    }
+}
+
+fn is_same(left: &OwnedFd, right: &OwnedFd) -> bool {
+    let identity = |descriptor: &OwnedFd| fstat(descriptor).map(|stat| (stat.st_dev, stat.st_ino));
+    matches!((identity(left), identity(right)), (Ok(left), Ok(right)) if left == right)
+}
+
+fn cannot_hold_link(path: &Path) -> MountError {
+    MountError::refused(format!(
+        "keep `{0}` from being changed: it is a symbolic link, which no mount can hold; make it a directory or a file, or let an \
+         entry of its own make `{0}` writable",
+        path.display()
+    ))
+}
+
+/// A place that cannot be reached now. Where the user may write, the owner of a directory can open it any time, so that the place
+/// would lie bare.
+fn refuse_locked(path: &Path, above: Verdict) -> Result<(), MountError> {
+    let own = geteuid().as_raw();
+    let stat = |place: &Path| tree::try_open(place).ok().and_then(|place| fstat(&place).ok());
+    let locked = path.ancestors().skip(1).find_map(|place| Some((place, stat(place)?)));
+    match locked {
+        Some((place, stat)) if above == Verdict::Write && stat.st_uid == own => Err(MountError::refused(format!(
+            "cover `{}`: `{}` is locked, and its owner could open it again inside; open it (chmod u+rwx)",
+            path.display(),
+            place.display()
+        ))),
+        _out_of_reach => Ok(()),
+    }
+}

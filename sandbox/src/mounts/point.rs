@@ -1,0 +1,208 @@
+//! Mount points for names that do not exist.
+//!
+//! Nothing in the kernel denies a name that is not there: it has to exist to be mounted over, on the machine itself. So such a
+//! name is an empty directory for as long as a sandbox needs it, and goes with the last one.
+//!
+//! Whoever uses a mount point holds a shared lock (`flock(2)`) on it, which ends with the holder however that dies. It is
+//! removed by whoever of its owners gets the exclusive one, so that no sandbox's end lifts another's protection; and it is
+//! recognised by its mode, so that one that was left behind is taken over by the next sandbox there, and goes with that. Who
+//! holds an exclusive lock to annoy others keeps it from being locked and from being removed: it is used without.
+
+use super::MountError;
+use rustix::fs::{
+    AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, RawMode, ResolveFlags, Stat, flock, fstat, mkdirat, openat2, statat,
+    unlinkat,
+};
+use rustix::io::Errno;
+use rustix::process::geteuid;
+use std::ffi::OsStr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+/// Its owner's to write, with a bit that means nothing on such a directory: nobody makes one by habit. Others may look, since
+/// those who share `/tmp` share its mount points.
+const MARK: RawMode = 0o1755;
+
+/// Bound of the tries to make one while another sandbox removes it.
+const MAX_TRIES: usize = 64;
+
+/// Longer than it takes to remove a directory.
+const A_MOMENT: std::time::Duration = std::time::Duration::from_millis(1);
+
+/// A mount point in use. It stays at least until this is dropped.
+#[derive(Debug)]
+pub struct Point {
+    path: PathBuf,
+    /// Holds the shared lock.
+    directory: OwnedFd,
+}
+
+impl Point {
+    /// Makes the mount point, or shares the one that another sandbox made, whoever's. None if nobody of this user can make the
+    /// name: the directory is not writable for it and never can be, or its file system is not for anybody.
+    pub(super) fn make(path: &Path) -> Result<Option<Self>, MountError> {
+        let fail = MountError::at("make a mount point at", path);
+        let Some((parent, name)) = parent_of(path) else {
+            return Ok(None);
+        };
+        for attempt in 0..MAX_TRIES {
+            let parent = open_directory(parent).map_err(&fail)?;
+            let made = mkdirat(&parent, name, Mode::from_raw_mode(MARK));
+            let is_made = made.is_ok();
+            match made {
+                // Whatever the mask of this process took away.
+                Ok(()) => drop(rustix::fs::chmodat(&parent, name, Mode::from_raw_mode(MARK), AtFlags::empty())),
+                Err(Errno::EXIST) => {}
+                Err(Errno::ROFS) => return Ok(None),
+                // Its owner could allow it any time.
+                Err(Errno::ACCESS | Errno::PERM) if fstat(&parent).is_ok_and(|stat| stat.st_uid != geteuid().as_raw()) => {
+                    return Ok(None);
+                }
+                Err(errno) => return Err(fail(errno)),
+            }
+            match Self::hold(path) {
+                Ok(Some(point)) => return Ok(Some(point)),
+                // Gone again.
+                Ok(None) | Err(Errno::NOENT) => {}
+                // Its maker is about to mark it, or it is no mount point at all.
+                Err(Errno::OPNOTSUPP) if !is_made && attempt + 1 < MAX_TRIES => std::thread::sleep(A_MOMENT),
+                Err(Errno::OPNOTSUPP) => {
+                    // One of ours that nobody would know again is of no use to anybody.
+                    if is_made {
+                        let _not_empty = unlinkat(&parent, name, AtFlags::REMOVEDIR);
+                    }
+                    return Err(MountError::refused(format!(
+                        "hold `{}`: its file system keeps no modes, or a directory was made there just now; start again, or let an \
+                         entry of its own make it writable",
+                        path.display()
+                    )));
+                }
+                Err(errno) => return Err(fail(errno)),
+            }
+        }
+        Err(MountError::refused(format!("hold `{}`: others make and remove it all the time; start again", path.display())))
+    }
+
+    /// Shares a mount point that exists; none if what stands there is another directory by now.
+    fn hold(path: &Path) -> Result<Option<Self>, Errno> {
+        let directory = open_directory(path)?;
+        // Somebody who removes one holds it for a moment; who holds it for longer keeps it from being removed as well.
+        for _attempt in 0..MAX_TRIES {
+            match flock(&directory, FlockOperation::NonBlockingLockShared) {
+                Ok(()) => break,
+                Err(Errno::WOULDBLOCK) => std::thread::sleep(A_MOMENT),
+                Err(errno) => return Err(errno),
+            }
+        }
+        // Removed between opening and locking, the lock would protect nothing.
+        if !is_at(&directory, path)? {
+            return Ok(None);
+        }
+        if is_mount_point(&fstat(&directory)?) {
+            return Ok(Some(Self { path: path.to_owned(), directory }));
+        }
+        Err(Errno::OPNOTSUPP)
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The directory itself.
+    pub(super) fn directory(&self) -> &OwnedFd {
+        &self.directory
+    }
+}
+
+/// Whether a directory is such a mount point, whoever's, by its mark.
+#[must_use]
+pub fn is_mount_point(stat: &Stat) -> bool {
+    /// A directory may pass on its group to what is made in it.
+    const INHERITED: RawMode = 0o2000;
+    FileType::from_raw_mode(stat.st_mode) == FileType::Directory && stat.st_mode & 0o7777 & !INHERITED == MARK
+}
+
+/// Whether it is one still: nobody made anything in it.
+pub(super) fn is_empty(path: &Path) -> bool {
+    let entries = open_directory(path).and_then(rustix::fs::Dir::new);
+    entries.is_ok_and(|entries| entries.flatten().all(|entry| matches!(entry.file_name().to_bytes(), b"." | b"..")))
+}
+
+/// Removes a mount point that no sandbox uses any more. Anything else that stands there by now stays.
+pub fn remove(path: &Path) {
+    // Every failure means that it is somebody else's, in use, or not empty; whoever uses it next removes it.
+    let _stays = try_remove(path);
+}
+
+fn try_remove(path: &Path) -> Result<(), Errno> {
+    let (parent, name) = parent_of(path).ok_or(Errno::INVAL)?;
+    let parent = open_directory(parent)?;
+    let directory = open_directory(path)?;
+    let stat = fstat(&directory)?;
+    if !is_mount_point(&stat) || stat.st_uid != geteuid().as_raw() {
+        return Err(Errno::PERM);
+    }
+    flock(&directory, FlockOperation::NonBlockingLockExclusive)?;
+    if is_at(&directory, path)? { unlinkat(&parent, name, AtFlags::REMOVEDIR) } else { Err(Errno::NOENT) }
+}
+
+fn parent_of(path: &Path) -> Option<(&Path, &OsStr)> {
+    Some((path.parent()?, path.file_name()?))
+}
+
+fn open_directory(path: &Path) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS)
+}
+
+fn is_at(directory: &OwnedFd, path: &Path) -> Result<bool, Errno> {
+    let (opened, found) = (fstat(directory.as_fd())?, statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW)?);
+    Ok((opened.st_dev, opened.st_ino) == (found.st_dev, found.st_ino))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn the_last_user_removes_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().canonicalize().unwrap().join(".git");
+        let (first, second) = (Point::make(&path).unwrap().unwrap(), Point::make(&path).unwrap().unwrap());
+        remove(&path);
+        assert!(path.is_dir(), "in use twice");
+        drop(first);
+        remove(&path);
+        assert!(path.is_dir(), "in use");
+        drop(second);
+        remove(&path);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn what_is_not_ours_or_not_empty_stays() {
+        let directory = tempfile::tempdir().unwrap();
+        let top = directory.path().canonicalize().unwrap();
+        fs::create_dir(top.join("plain")).unwrap();
+        remove(&top.join("plain"));
+        assert!(top.join("plain").is_dir());
+        drop(Point::make(&top.join("used")).unwrap());
+        fs::write(top.join("used/file"), "").unwrap();
+        remove(&top.join("used"));
+        assert!(top.join("used/file").exists());
+    }
+
+    #[test]
+    fn one_that_was_left_behind_is_taken_over() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().canonicalize().unwrap().join(".codex");
+        drop(Point::make(&path).unwrap());
+        assert!(path.is_dir(), "left behind");
+        drop(Point::make(&path).unwrap().unwrap());
+        remove(&path);
+        assert!(!path.exists());
+    }
+}

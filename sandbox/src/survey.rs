@@ -1,0 +1,273 @@
+//! What only a look at the files tells before a view is built: what deny globs match, where `.git` files lead, and which nested
+//! repositories there are.
+//!
+//! It reads names and `.git` files that the attacker may have written, so it runs in a process that can do nothing but read
+//! ([`crate::enforce::reader`]), and whoever takes its answer believes none of it but as a reason to take something away.
+
+use crate::compiled::{Compiled, Verdict};
+use crate::gitfile::{self, is_a_strangers};
+use crate::mounts::{Found, FoundKind};
+use crate::policy::{Access, PROTECTED_NAMES, Policy};
+use crate::roots::Roots;
+use portcullis_protocol::path::AbsolutePath;
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, openat2, statat};
+use rustix::io::Errno;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+/// Bound of what is found: each place costs a mount.
+pub const MOST_FOUND: usize = 8192;
+
+/// Bound of the names that are looked at: some seconds of work.
+const MOST_NAMES: usize = 2_000_000;
+
+/// Longest path that the kernel takes, its NUL included.
+const LONGEST_PATH: usize = 4096;
+
+/// File systems of the kernel: a view has its own, or shows them read-only.
+const KERNEL: [&str; 3] = ["/proc", "/sys", "/dev"];
+
+/// Why the answer is incomplete: the view must not be built.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SurveyError {
+    /// Too much to look at.
+    #[error("look below `{}` for what deny globs match and for nested repositories: more than {MOST_NAMES} names; name narrower places", .0.display())]
+    Names(PathBuf),
+    /// Too much was found.
+    #[error(
+        "look below `{}` for what deny globs match and for nested repositories: more than {MOST_FOUND} places; name the directories that hold them",
+        .0.display()
+    )]
+    Matches(PathBuf),
+    /// What protects a repository cannot be told.
+    #[error("look where `{}` leads: {problem}", path.display())]
+    Pointer {
+        /// The `.git` file.
+        path: PathBuf,
+        /// Why not.
+        problem: String,
+    },
+}
+
+/// Whether there is anything to look for.
+#[must_use]
+pub fn is_needed(policy: &Policy, tables: &Compiled, roots: &Roots) -> bool {
+    policy.files.sets().any(|grants| !grants.deny_globs.is_empty())
+        || policy.protects_nested()
+        || writable(roots).any(|root| pointer(tables, &root.join(".git")).is_some())
+}
+
+/// Looks. What it cannot look into, and its owner could open again, is found as denied.
+///
+/// # Errors
+/// A bound, or a pointer that cannot be followed.
+pub fn survey(policy: &Policy, tables: &Compiled, roots: &Roots) -> Result<Vec<Found>, SurveyError> {
+    let mut found = Vec::new();
+    let globs = policy.files.sets().flat_map(|grants| &grants.deny_globs);
+    let mut bases: Vec<PathBuf> = globs.filter_map(|glob| roots.real(&glob.base)).collect();
+    bases.sort();
+    // One walk for all globs: what lies below another base is met there.
+    bases.dedup_by(|later, kept| later.starts_with(&*kept));
+    let mut names = 0;
+    for base in bases {
+        walk(&base, tables, &mut names, &mut |path| tables.glob_denies(path).then_some(FoundKind::Denied), &mut found)?;
+    }
+    if policy.protects_nested() {
+        let (mut pointers, mut links) = (Vec::new(), Vec::new());
+        for root in writable(roots) {
+            walk(
+                root,
+                tables,
+                &mut names,
+                &mut |path| {
+                    let is_name = path.file_name().is_some_and(|name| PROTECTED_NAMES.iter().any(|protected| name == *protected));
+                    if !is_name || tables.verdict(path) != Verdict::Protected {
+                        return None;
+                    }
+                    pointers.extend(pointer(tables, path));
+                    let stat = statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW);
+                    if stat.is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Symlink) {
+                        links.extend(path.parent().map(Path::to_owned));
+                    }
+                    Some(FoundKind::Nested)
+                },
+                &mut found,
+            )?;
+        }
+        for pointer in pointers {
+            follow(&pointer, &mut found)?;
+        }
+        // A link cannot be covered; the directory that it lies in can be kept as it is.
+        for directory in links {
+            found.retain(|known| known.path.as_path().parent() != Some(&directory));
+            found.extend(place(&directory, FoundKind::Protected));
+        }
+    }
+    for pointer in writable(roots).filter_map(|root| pointer(tables, &root.join(".git"))) {
+        follow(&pointer, &mut found)?;
+    }
+    found.sort();
+    found.dedup();
+    Ok(found)
+}
+
+fn writable(roots: &Roots) -> impl Iterator<Item = &Path> {
+    let opened = roots.all().iter().filter(|root| root.access == Access::Write && root.descriptor.is_some());
+    opened.map(|root| root.real.as_path())
+}
+
+/// Looks at every name below a directory. What `look` finds is not looked into.
+fn walk(
+    base: &Path,
+    tables: &Compiled,
+    names: &mut usize,
+    look: &mut dyn FnMut(&Path) -> Option<FoundKind>,
+    found: &mut Vec<Found>,
+) -> Result<(), SurveyError> {
+    // A list and no recursion: paths may be as deep as a path is long.
+    let mut waiting = vec![base.to_owned()];
+    while let Some(directory) = waiting.pop() {
+        if KERNEL.iter().any(|kernel| directory == Path::new(kernel)) {
+            continue;
+        }
+        let entries = match entries(&directory) {
+            Ok(entries) => entries,
+            Err(errno) => {
+                found.extend(unknown(&directory, errno));
+                continue;
+            }
+        };
+        for entry in entries {
+            let entry = match entry {
+                Ok(entry) => entry,
+                Err(errno) => {
+                    found.extend(unknown(&directory, errno));
+                    break;
+                }
+            };
+            let name = OsStr::from_bytes(entry.file_name().to_bytes());
+            if name == "." || name == ".." {
+                continue;
+            }
+            *names += 1;
+            if *names > MOST_NAMES {
+                return Err(SurveyError::Names(base.to_owned()));
+            }
+            let path = directory.join(name);
+            if path.as_os_str().len() >= LONGEST_PATH {
+                // No call takes such a path, though a program can walk there.
+                found.extend(unknown(&directory, Errno::NAMETOOLONG));
+                break;
+            }
+            if found.len() >= MOST_FOUND {
+                return Err(SurveyError::Matches(base.to_owned()));
+            }
+            if let Some(kind) = look(&path) {
+                found.extend(place(&path, kind));
+                continue;
+            }
+            let kind = match entry.file_type() {
+                // Some file systems do not say.
+                FileType::Unknown => statat(CWD, &path, AtFlags::SYMLINK_NOFOLLOW)
+                    .map_or(FileType::Unknown, |stat| FileType::from_raw_mode(stat.st_mode)),
+                known => known,
+            };
+            if kind == FileType::Directory && (tables.is_visible(&path) || tables.verdict(&path) != Verdict::Denied) {
+                waiting.push(path);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The names in a directory, if what they name can be reached too.
+fn entries(directory: &Path) -> Result<Dir, Errno> {
+    let entries = open(directory, OFlags::DIRECTORY).and_then(Dir::new)?;
+    is_searchable(directory).map(|()| entries)
+}
+
+fn is_searchable(directory: &Path) -> Result<(), Errno> {
+    statat(CWD, directory.join("."), AtFlags::SYMLINK_NOFOLLOW).map(drop)
+}
+
+/// What becomes of a directory that cannot be looked into: it is covered, or the lowest one above it that can be told. Only one
+/// that nobody of this user can enter, nor open to enter, holds nothing for whom the view confines.
+fn unknown(directory: &Path, errno: Errno) -> Option<Found> {
+    if matches!(errno, Errno::NOENT | Errno::NOTDIR | Errno::LOOP) {
+        // Gone, or something else by now.
+        return None;
+    }
+    let known = |place: &&Path| statat(CWD, *place, AtFlags::SYMLINK_NOFOLLOW).is_ok();
+    let lowest = directory.ancestors().find(known)?;
+    let stat = statat(CWD, lowest, AtFlags::SYMLINK_NOFOLLOW).ok()?;
+    let is_own = stat.st_uid == rustix::process::geteuid().as_raw();
+    let is_shut = matches!(errno, Errno::ACCESS | Errno::PERM) && is_searchable(lowest).is_err();
+    if is_shut && !is_own { None } else { place(lowest, FoundKind::Denied) }
+}
+
+/// None for what is no absolute path, which a real one always is.
+fn place(path: &Path, kind: FoundKind) -> Option<Found> {
+    AbsolutePath::new(path).ok().map(|path| Found { path, kind })
+}
+
+/// What of a protected `.git` may lead elsewhere: the file itself, or the note in it of a directory that it shares with others.
+fn pointer(tables: &Compiled, place: &Path) -> Option<PathBuf> {
+    let stat = statat(CWD, place, AtFlags::SYMLINK_NOFOLLOW).ok()?;
+    if tables.verdict(place) != Verdict::Protected || is_a_strangers(place, &stat) {
+        return None;
+    }
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => Some(place.to_owned()),
+        FileType::Directory => {
+            let shared = place.join(SHARED);
+            statat(CWD, &shared, AtFlags::SYMLINK_NOFOLLOW).is_ok().then_some(shared)
+        }
+        _leads_nowhere => None,
+    }
+}
+
+/// Where a repository names the one that it shares things with.
+const SHARED: &str = "commondir";
+
+/// The directory that a `.git` file names, and the one that it shares with others.
+fn follow(pointer: &Path, found: &mut Vec<Found>) -> Result<(), SurveyError> {
+    let fail = |problem: String| SurveyError::Pointer { path: pointer.to_owned(), problem };
+    let Some(directory) = pointer.parent() else { return Ok(()) };
+    let line = match gitfile::line(pointer) {
+        Ok(line) => line,
+        // Git cannot read it either, and nobody inside can make it readable.
+        Err(Errno::ACCESS | Errno::NOENT) => return Ok(()),
+        Err(errno) => return Err(fail(errno.to_string())),
+    };
+    if pointer.file_name() == Some(OsStr::new(SHARED)) {
+        return lead(directory, &line, found).map(drop).map_err(fail);
+    }
+    let Some(target) = line.strip_prefix(b"gitdir: ".as_slice()) else { return Ok(()) };
+    let Some(repository) = lead(directory, target, found).map_err(fail)? else { return Ok(()) };
+    if let Ok(line) = gitfile::line(&repository.join(SHARED)) {
+        lead(&repository, &line, found).map_err(fail)?;
+    }
+    Ok(())
+}
+
+/// Notes where a path leads from a directory, and what it goes through: every link, so that one that could be turned is met as a
+/// place of its own, and every directory, also those that a `..` leaves again.
+fn lead(from: &Path, text: &[u8], found: &mut Vec<Found>) -> Result<Option<PathBuf>, String> {
+    let path = from.join(OsStr::from_bytes(text));
+    let follow = |path: &Path| crate::roots::follow(path).map_err(|errno| errno.to_string());
+    for way in path.ancestors().skip(1) {
+        let followed = follow(way)?;
+        found.extend(place(&followed.path, FoundKind::Way));
+    }
+    let followed = follow(&path)?;
+    for link in &followed.links {
+        found.extend(place(link, FoundKind::Protected));
+    }
+    found.extend(place(&followed.path, FoundKind::Protected));
+    Ok(followed.exists.then_some(followed.path))
+}
+
+fn open(path: &Path, flags: OFlags) -> Result<std::os::fd::OwnedFd, Errno> {
+    openat2(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | flags, Mode::empty(), ResolveFlags::NO_SYMLINKS)
+}
