@@ -16,7 +16,7 @@ pub(crate) struct Arguments {
 pub(crate) enum Command {
     /// Serve clients until SIGINT or SIGTERM. Standard output carries one line, the URL; with stdio, messages and nothing else.
     Serve(Serve),
-    /// Run one command, confined, and return its exit status; 125 if it could not be run. Its standard input is empty.
+    /// Run one command, confined, and return its exit status; 125 if it could not be run. Standard input goes to it.
     Exec(Exec),
     /// Say what a policy allows of paths, why, and what would allow more. Nothing is confined, opened or changed.
     Explain(Explain),
@@ -74,6 +74,9 @@ pub(crate) struct Exec {
     /// environment is inherited, but for names that look like secrets (*KEY*, *SECRET*, *TOKEN*).
     #[arg(long, value_name = "NAME[=VALUE]")]
     pub(crate) env: Vec<String>,
+    /// Give the command a terminal of its own, of the size of this one. Standard input and output must be a terminal.
+    #[arg(long, short)]
+    pub(crate) tty: bool,
     /// The command and its arguments.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
     pub(crate) command: Vec<String>,

@@ -3,19 +3,31 @@
 use crate::Failure;
 use crate::args::Exec;
 use crate::policy;
-use portcullis::client::{ExecServerClient, ExecServerClientConnectOptions, ExecServerError, Process, ProcessEvent};
+use crate::terminal::{self, RawMode};
+use portcullis::client::{
+    ExecServerClient, ExecServerClientConnectOptions, ExecServerError, Process, ProcessEvent, ProcessInput,
+};
 use portcullis::protocol::denial::{Denial, Denials, Wanted};
 use portcullis::protocol::event::Stream;
 use portcullis::protocol::path::WirePath;
-use portcullis::protocol::process::{EnvPolicy, Inherit, StartParams};
+use portcullis::protocol::process::{EnvPolicy, Inherit, StartParams, WriteStatus};
 use portcullis::{Config, ExecServerRuntimePaths, Gateway};
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::io::{self, Write as _};
+use std::pin::pin;
 use std::process::ExitCode;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::io::AsyncReadExt as _;
+use tokio::signal::unix::{self, SignalKind, signal};
 
 /// Denials that are told of; the others are counted.
 const MOST_TOLD: usize = 10;
+
+/// Bytes of standard input in one write.
+const INPUT: usize = 64 * 1024;
+
+/// What ends the input of a terminal: Ctrl-D.
+const END_OF_INPUT: u8 = 4;
 
 /// Runs the command and returns its exit status.
 pub(crate) async fn run(options: &Exec) -> Result<ExitCode, Failure> {
@@ -45,34 +57,47 @@ pub(crate) async fn run(options: &Exec) -> Result<ExitCode, Failure> {
 }
 
 async fn start_and_follow(client: ExecServerClient, params: &StartParams) -> Result<ExitCode, Failure> {
-    let process = client.start(params).await.inspect_err(|error| {
+    let mut process = client.start(params).await.inspect_err(|error| {
         if let ExecServerError::Server(error) = error {
             tell(&Denials { list: error.denials(), more: 0 });
         }
     })?;
     drop(client);
-    follow(process).await
+    let followed = match params.tty.then(RawMode::begin).transpose() {
+        Ok(_until_it_ended) => follow(&mut process, params.tty).await,
+        Err(error) => Err(error),
+    };
+    let (code, denials) = match followed {
+        Ok(ended) => ended,
+        Err(error) => {
+            // If the link is gone, so is whoever could say that this failed.
+            let _link_gone = process.terminate().await;
+            return Err(error);
+        }
+    };
+    if code != 0 {
+        tell(&denials);
+    }
+    Ok(ExitCode::from(u8::try_from(code & 0xff).unwrap_or(u8::MAX)))
 }
 
-/// Passes output on as it comes, and an interrupt once: the second kills.
-async fn follow(mut process: Process) -> Result<ExitCode, Failure> {
-    let mut interrupts = signal(SignalKind::interrupt())?;
-    let mut terminations = signal(SignalKind::terminate())?;
-    let (mut ended, mut interrupted) = (None, false);
+/// Passes output, input and signals on as they come, side by side: output that nobody takes holds up all answers. Answers how
+/// the command ended.
+async fn follow(process: &mut Process, tty: bool) -> Result<(i32, Denials), Failure> {
+    let mut events = process.take_events().ok_or("the command is followed already")?;
+    let mut input = pin!(pass_input(process.take_input(), tty));
+    let mut signals = pin!(pass_signals(process, tty));
+    let (mut ended, mut has_input) = (None, true);
     loop {
         let event = tokio::select! {
-            event = process.event() => event,
-            _signal = interrupts.recv() => {
-                if interrupted {
-                    process.terminate().await?;
-                } else {
-                    process.interrupt().await?;
-                }
-                interrupted = true;
+            event = events.next() => event,
+            passed = &mut input, if has_input => {
+                passed?;
+                has_input = false;
                 continue;
             }
-            _signal = terminations.recv() => {
-                process.terminate().await?;
+            failed = &mut signals => {
+                failed?;
                 continue;
             }
         };
@@ -91,11 +116,68 @@ async fn follow(mut process: Process) -> Result<ExitCode, Failure> {
             None => return Err("the link to the gateway ended before the command did; whether it still runs is not known".into()),
         }
     }
-    let (code, denials) = ended.ok_or("the command closed without an exit status")?;
-    if code != 0 {
-        tell(&denials);
+    ended.ok_or_else(|| "the command closed without an exit status".into())
+}
+
+/// Passes signals on until that fails: an interrupt once, the second kills; and of a terminal its size.
+async fn pass_signals(process: &Process, tty: bool) -> Result<Infallible, Failure> {
+    let mut interrupts = signal(SignalKind::interrupt())?;
+    let mut terminations = signal(SignalKind::terminate())?;
+    // Without a terminal to restore these do what they do to any program.
+    let mut hangups = tty.then(|| signal(SignalKind::hangup())).transpose()?;
+    let mut quits = tty.then(|| signal(SignalKind::quit())).transpose()?;
+    let mut resizes = tty.then(|| signal(SignalKind::window_change())).transpose()?;
+    let mut interrupted = false;
+    loop {
+        tokio::select! {
+            _signal = interrupts.recv() => {
+                if interrupted {
+                    process.terminate().await?;
+                } else {
+                    process.interrupt().await?;
+                }
+                interrupted = true;
+            }
+            _signal = terminations.recv() => drop(process.terminate().await?),
+            () = next(&mut hangups) => drop(process.terminate().await?),
+            () = next(&mut quits) => drop(process.terminate().await?),
+            () = next(&mut resizes) => {
+                if let Some(size) = terminal::size() {
+                    process.resize(size).await?;
+                }
+            }
+        }
     }
-    Ok(ExitCode::from(u8::try_from(code & 0xff).unwrap_or(u8::MAX)))
+}
+
+/// The next signal of a kind, if it is watched.
+async fn next(signals: &mut Option<unix::Signal>) {
+    match signals {
+        Some(signals) => drop(signals.recv().await),
+        None => std::future::pending().await,
+    }
+}
+
+/// Passes standard input on until it ends, or the command takes no more.
+async fn pass_input(input: Option<ProcessInput>, tty: bool) -> Result<(), Failure> {
+    let Some(mut input) = input else { return Ok(()) };
+    let (mut stdin, mut buffer) = (tokio::io::stdin(), vec![0; INPUT]);
+    loop {
+        let length = stdin.read(&mut buffer).await.map_err(|error| {
+            format!("read standard input: {error}; the command was killed; if it needs no input, give it </dev/null")
+        })?;
+        if length == 0 {
+            break;
+        }
+        if input.write(buffer[..length].to_vec()).await? != WriteStatus::Accepted {
+            return Ok(());
+        }
+    }
+    if tty {
+        input.write(vec![END_OF_INPUT]).await?;
+        return Ok(());
+    }
+    Ok(input.close().await?)
 }
 
 /// Says on standard error what was denied, and what would allow it.
@@ -143,6 +225,16 @@ fn start_params(options: &Exec) -> Result<StartParams, Failure> {
     };
     let mut params = StartParams::new("exec", options.command.clone(), workspace);
     params.env = options.env.iter().map(|variable| assignment(variable)).collect::<Result<_, _>>()?;
+    if options.tty {
+        terminal::require()?;
+        (params.tty, params.size) = (true, terminal::size());
+        // What is drawn is for this terminal, wherever the server was started.
+        if let Ok(term) = std::env::var("TERM") {
+            params.env.entry("TERM".to_owned()).or_insert(term);
+        }
+    } else {
+        params.pipe_stdin = true;
+    }
     params.env_policy = Some(environment);
     params.sandbox = Some(serde_json::value::to_raw_value(&sandbox.to_json())?);
     Ok(params)

@@ -5,6 +5,7 @@ mod doctor;
 mod exec;
 mod explain;
 mod policy;
+mod terminal;
 
 use args::{Arguments, Command};
 use clap::Parser as _;

@@ -1,7 +1,13 @@
 //! The program by itself. An integration test of this package, so that `cargo test --workspace` builds the program, which
 //! the tests of other packages start.
 
-use std::process::{Command, Output};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, Signal, kill_process};
+use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
+use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
+use std::io::{Read as _, Seek as _, Write as _};
+use std::os::fd::OwnedFd;
+use std::process::{Child, Command, Output, Stdio};
 
 fn portcullis(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_portcullis")).args(arguments).output().expect("start the program")
@@ -202,5 +208,168 @@ fn exec_refuses_what_it_cannot_do_and_says_what_to_do() {
         let ended = portcullis(arguments);
         assert_eq!(ended.status.code(), Some(125), "{arguments:?}");
         assert!(text(&ended.stderr).contains(why), "{arguments:?}: {}", text(&ended.stderr));
+    }
+}
+
+fn exec_with_input(arguments: &[&str], input: impl Into<Stdio>) -> Child {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_portcullis"));
+    command.args(["exec", "--policy", "read-only"]).args(arguments);
+    command.stdin(input).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("start the program")
+}
+
+#[test]
+fn exec_passes_standard_input_on_and_its_end() {
+    for input in [&b"abc"[..], &vec![b'x'; 1_000_000], b""] {
+        let mut child = exec_with_input(&["--", "cat"], Stdio::piped());
+        let mut stdin = child.stdin.take().expect("piped");
+        let input = input.to_owned();
+        let copy = input.clone();
+        let writer = std::thread::spawn(move || stdin.write_all(&copy));
+        let ended = child.wait_with_output().expect("an end");
+        writer.join().expect("no panic").expect("all of it is taken");
+        assert_eq!(ended.status.code(), Some(0), "{}", text(&ended.stderr));
+        assert!(ended.stdout == input, "{} of {} bytes", ended.stdout.len(), input.len());
+    }
+}
+
+#[test]
+fn a_command_ends_exec_though_its_input_is_open() {
+    for script in ["exit 5", "exec <&-; exit 5"] {
+        let mut child = exec_with_input(&["--", "sh", "-c", script], Stdio::piped());
+        let held = child.stdin.take();
+        assert_eq!(child.wait().expect("an end").code(), Some(5), "{script}");
+        drop(held);
+    }
+}
+
+#[test]
+fn standard_input_is_not_read_for_a_command_that_does_not_start() {
+    let mut file = tempfile::tempfile().expect("a file");
+    file.write_all(b"for somebody else").expect("room");
+    for (program, read) in [("/no/such/program", false), ("cat", true)] {
+        file.rewind().expect("a file");
+        let ended =
+            exec_with_input(&["--", program], file.try_clone().expect("a descriptor")).wait_with_output().expect("an end");
+        assert_eq!(ended.status.success(), read, "{}", text(&ended.stderr));
+        assert_eq!(file.stream_position().expect("a file") > 0, read, "{program}");
+    }
+}
+
+/// The far side of a terminal on which the program runs, which a test types at and looks at.
+struct Screen {
+    master: OwnedFd,
+    peer: OwnedFd,
+    seen: Vec<u8>,
+}
+
+impl Screen {
+    fn new(rows: u16, cols: u16) -> Self {
+        let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+        let master = openpt(flags).expect("a terminal");
+        grantpt(&master).expect("a terminal");
+        unlockpt(&master).expect("a terminal");
+        let peer = ioctl_tiocgptpeer(&master, flags).expect("a terminal");
+        let screen = Self { master, peer, seen: Vec::new() };
+        screen.resize(rows, cols);
+        screen
+    }
+
+    fn resize(&self, rows: u16, cols: u16) {
+        tcsetwinsize(&self.master, Winsize { ws_row: rows, ws_col: cols, ws_xpixel: 0, ws_ypixel: 0 }).expect("a size");
+    }
+
+    fn exec(&self, command: &[&str]) -> Child {
+        let end = || self.peer.try_clone().expect("a descriptor");
+        let mut program = Command::new(env!("CARGO_BIN_EXE_portcullis"));
+        program.args(["exec", "-t", "--policy", "read-only", "--"]).args(command).env("TERM", "vt52");
+        program.stdin(end()).stdout(end()).stderr(end()).spawn().expect("start the program")
+    }
+
+    fn type_in(&self, keys: &[u8]) {
+        rustix::io::write(&self.master, keys).expect("type");
+    }
+
+    /// Waits until something is on the screen.
+    fn wait_for(&mut self, words: &str) {
+        while !self.seen.windows(words.len()).any(|window| window == words.as_bytes()) {
+            let patience = Timespec { tv_sec: 60, tv_nsec: 0 };
+            let mut polled = [PollFd::new(&self.master, PollFlags::IN)];
+            let shown = String::from_utf8_lossy(&self.seen).into_owned();
+            assert_eq!(poll(&mut polled, Some(&patience)).expect("poll"), 1, "`{words}` is not in {shown}");
+            let mut bytes = [0; 4096];
+            let length = rustix::io::read(&self.master, &mut bytes).expect("read");
+            self.seen.extend(&bytes[..length]);
+        }
+    }
+
+    /// Whether keys go to the program as they are typed.
+    fn is_raw(&self) -> bool {
+        !tcgetattr(&self.peer)
+            .expect("a terminal")
+            .local_modes
+            .intersects(LocalModes::ICANON | LocalModes::ISIG | LocalModes::ECHO)
+    }
+}
+
+fn send(child: &Child, signal: Signal) {
+    kill_process(Pid::from_child(child), signal).expect("it runs");
+}
+
+#[test]
+fn exec_gives_a_terminal_with_the_size_of_this_one_and_leaves_this_one_as_it_was() {
+    let mut screen = Screen::new(33, 101);
+    assert!(!screen.is_raw());
+    let script = "trap 'stty size; kill $!; exit 6' WINCH; stty size; echo $TERM ready; sleep 600 & wait";
+    let mut child = screen.exec(&["sh", "-c", script]);
+    screen.wait_for("33 101\r\nvt52 ready\r\n");
+    assert!(screen.is_raw());
+    screen.resize(44, 120);
+    // The kernel sends it to those whose terminal this is; the test has another one.
+    send(&child, Signal::WINCH);
+    screen.wait_for("44 120\r\n");
+    assert_eq!(child.wait().expect("an end").code(), Some(6));
+    assert!(!screen.is_raw());
+}
+
+#[test]
+fn keys_go_to_the_command_and_every_way_out_restores_the_terminal() {
+    let mut screen = Screen::new(24, 80);
+    let mut child =
+        screen.exec(&["sh", "-c", "trap 'echo interrupted' INT; echo ready; read line; read line; echo got $line; cat"]);
+    screen.wait_for("ready\r\n");
+    // dash and bash differ in whether a trap ends a `read`, so there is a line for either.
+    screen.type_in(b"\x03");
+    screen.wait_for("interrupted\r\n");
+    screen.type_in(b"one\rtwo\r");
+    screen.wait_for("got ");
+    screen.type_in(b"\x04");
+    assert_eq!(child.wait().expect("an end").code(), Some(0));
+    assert!(!screen.is_raw());
+    for signal in [Signal::TERM, Signal::HUP, Signal::QUIT] {
+        let mut screen = Screen::new(24, 80);
+        let mut child = screen.exec(&["sh", "-c", "echo ready; exec cat"]);
+        screen.wait_for("ready\r\n");
+        assert!(screen.is_raw());
+        send(&child, signal);
+        assert_eq!(child.wait().expect("an end").code(), Some(137));
+        assert!(!screen.is_raw(), "{signal:?}");
+    }
+    let screen = Screen::new(24, 80);
+    let mut child = screen.exec(&["/no/such/program"]);
+    assert_eq!(child.wait().expect("an end").code(), Some(125));
+    assert!(!screen.is_raw());
+}
+
+#[test]
+fn a_terminal_is_refused_where_there_is_none() {
+    let screen = Screen::new(24, 80);
+    for (input, name) in
+        [(Stdio::null(), "standard input"), (screen.peer.try_clone().expect("a descriptor").into(), "standard output")]
+    {
+        let mut child = exec_with_input(&["--tty", "--", "true"], input);
+        let mut stderr = String::new();
+        child.stderr.take().expect("piped").read_to_string(&mut stderr).expect("text");
+        assert_eq!(child.wait().expect("an end").code(), Some(125));
+        assert!(stderr.contains(&format!("--tty: {name} is not a terminal")), "{stderr}");
     }
 }

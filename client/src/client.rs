@@ -1,10 +1,10 @@
 //! The client: a handle to its task.
 
-use crate::process::Process;
+use crate::process::{Process, ProcessEvents, ProcessInput};
 use crate::task::{self, Order, Transport};
 use crate::{ExecServerError, dial};
 use portcullis_protocol::init::{InitializeParams, InitializeResult};
-use portcullis_protocol::process::StartParams;
+use portcullis_protocol::process::{ListResult, ListedProcess, StartParams};
 use portcullis_protocol::rpc;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -82,6 +82,14 @@ impl ExecServerClient {
         call(&self.orders, method, params).await
     }
 
+    /// What the session knows of its processes, in the order of their starts.
+    ///
+    /// # Errors
+    /// See [`ExecServerError`].
+    pub async fn processes(&self) -> Result<Vec<ListedProcess>, ExecServerError> {
+        self.call("process/list", &serde_json::json!({})).await.map(|list: ListResult| list.processes)
+    }
+
     /// Starts a process. Its events are kept from the first on, up to a bound, after which the server is held up.
     ///
     /// # Errors
@@ -96,7 +104,10 @@ impl ExecServerClient {
             return Err(ExecServerError::InUse(process));
         }
         match self.call("process/start", params).await {
-            Ok(started) => Ok(Process { client: self.clone(), started, events: receiver }),
+            Ok(started) => {
+                let input = Some(ProcessInput::new(self.clone(), process));
+                Ok(Process { client: self.clone(), started, input, events: Some(ProcessEvents(receiver)) })
+            }
             Err(error) => {
                 send(&self.orders, Order::Unlisten { process }).await?;
                 Err(error)
@@ -194,5 +205,63 @@ mod tests {
         drop((first, client));
         task.await.unwrap();
         server.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn what_is_asked_of_a_process_is_in_the_words_of_the_wire() {
+        use portcullis_protocol::process::{ProcessState, Size, WriteStatus};
+        use portcullis_protocol::signal::Signal;
+        use serde_json::{Value, json};
+        let (outgoing, mut requests) = mpsc::channel::<String>(8);
+        let (answers, incoming) = mpsc::channel::<String>(8);
+        let server = tokio::spawn(async move {
+            let mut asked = Vec::new();
+            while let Some(text) = requests.recv().await {
+                let request: Value = serde_json::from_str(&text).unwrap();
+                let listed = json!({"processId": "p", "state": "running", "startedAtMs": 1, "tty": true, "nextSeq": 1});
+                let result = match request["method"].as_str().unwrap() {
+                    "initialize" => json!({"sessionId": "s"}),
+                    "initialized" => continue,
+                    "process/start" => json!({"processId": "p"}),
+                    "process/write" => json!({"status": "accepted"}),
+                    "process/list" => json!({"processes": [listed]}),
+                    _ => json!({}),
+                };
+                answers.send(json!({"id": request["id"], "result": result}).to_string()).await.unwrap();
+                asked.push((request["method"].clone(), request["params"].clone()));
+            }
+            asked
+        });
+        let (client, task) = ExecServerClient::over(Transport { outgoing, incoming }, "test").await.unwrap();
+        let params = StartParams::new("p", vec!["true".to_owned()], WirePath::parse("/").unwrap());
+        let mut process = client.start(&params).await.unwrap();
+        let one = std::num::NonZeroU16::MIN;
+        process.resize(Size { rows: one, cols: one }).await.unwrap();
+        process.signal(Signal::STOP).await.unwrap();
+        process.interrupt().await.unwrap();
+        let mut input = process.take_input().unwrap();
+        assert!(process.take_input().is_none());
+        for _twice in 0..2 {
+            assert_eq!(input.write(b"x".to_vec()).await.unwrap(), WriteStatus::Accepted);
+        }
+        input.close().await.unwrap();
+        process.close_stdin().await.unwrap();
+        let listed = client.processes().await.unwrap();
+        assert_eq!((listed[0].state, listed[0].exit_code, &listed[0].sandbox_type), (ProcessState::Running, None, &None));
+        drop((process, client));
+        task.await.unwrap();
+        let asked = server.await.unwrap();
+        let write = |id: &str| (json!("process/write"), json!({"processId": "p", "chunk": "eA==", "writeId": id}));
+        let expect = [
+            (json!("process/resize"), json!({"processId": "p", "rows": 1, "cols": 1})),
+            (json!("process/signal"), json!({"processId": "p", "signal": "stop"})),
+            (json!("process/signal"), json!({"processId": "p", "signal": "interrupt"})),
+            write("input-1"),
+            write("input-2"),
+            (json!("process/closeStdin"), json!({"processId": "p"})),
+            (json!("process/closeStdin"), json!({"processId": "p"})),
+            (json!("process/list"), json!({})),
+        ];
+        assert_eq!(asked[2..], expect);
     }
 }

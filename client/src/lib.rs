@@ -14,5 +14,5 @@ mod task;
 
 pub use client::{ExecServerClient, ExecServerClientConnectOptions};
 pub use error::ExecServerError;
-pub use process::{Process, ProcessEvent};
+pub use process::{Process, ProcessEvent, ProcessEvents, ProcessInput};
 pub use task::Transport;

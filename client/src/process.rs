@@ -1,10 +1,15 @@
 //! A process on the server.
 
 use crate::{ExecServerClient, ExecServerError};
+use portcullis_protocol::base64::Chunk;
 use portcullis_protocol::denial::Denials;
 use portcullis_protocol::event::Stream;
 use portcullis_protocol::fs::Empty;
-use portcullis_protocol::process::{Signal, SignalParams, StartResult, TerminateParams, TerminateResult};
+use portcullis_protocol::process::{
+    CloseStdinParams, ResizeParams, SignalParams, Size, StartResult, TerminateParams, TerminateResult, WriteParams, WriteResult,
+    WriteStatus,
+};
+use portcullis_protocol::signal::Signal;
 use tokio::sync::mpsc;
 
 /// Something that happened to a process.
@@ -42,7 +47,8 @@ pub enum ProcessEvent {
 pub struct Process {
     pub(crate) client: ExecServerClient,
     pub(crate) started: StartResult,
-    pub(crate) events: mpsc::Receiver<ProcessEvent>,
+    pub(crate) input: Option<ProcessInput>,
+    pub(crate) events: Option<ProcessEvents>,
 }
 
 impl Process {
@@ -60,7 +66,34 @@ impl Process {
 
     /// The next event, in order. None after [`ProcessEvent::Closed`], or when the link ended before.
     pub async fn event(&mut self) -> Option<ProcessEvent> {
-        self.events.recv().await
+        self.events.as_mut()?.next().await
+    }
+
+    /// What happens to it, once, to be followed while calls on it are on their way. [`Self::event`] has none then.
+    pub fn take_events(&mut self) -> Option<ProcessEvents> {
+        self.events.take()
+    }
+
+    /// Its standard input, or what is typed at its terminal; once. Of use if it was started with `pipe_stdin` or `tty`.
+    pub fn take_input(&mut self) -> Option<ProcessInput> {
+        self.input.take()
+    }
+
+    /// Ends its standard input behind what was written; one with a terminal is refused.
+    ///
+    /// # Errors
+    /// See [`ExecServerError`].
+    pub async fn close_stdin(&self) -> Result<(), ExecServerError> {
+        close_stdin(&self.client, self.id()).await
+    }
+
+    /// Changes the size of its terminal; one without is refused.
+    ///
+    /// # Errors
+    /// See [`ExecServerError`].
+    pub async fn resize(&self, Size { rows, cols }: Size) -> Result<(), ExecServerError> {
+        let params = ResizeParams { process_id: self.id().to_owned(), rows, cols };
+        self.client.call("process/resize", &params).await.map(|_: Empty| ())
     }
 
     /// Sends SIGINT to its group.
@@ -68,7 +101,15 @@ impl Process {
     /// # Errors
     /// See [`ExecServerError`].
     pub async fn interrupt(&self) -> Result<(), ExecServerError> {
-        let params = SignalParams { process_id: self.id().to_owned(), signal: Signal::Interrupt };
+        self.signal(Signal::INTERRUPT).await
+    }
+
+    /// Sends a signal to its group; nothing happens if it has ended.
+    ///
+    /// # Errors
+    /// See [`ExecServerError`].
+    pub async fn signal(&self, signal: Signal) -> Result<(), ExecServerError> {
+        let params = SignalParams { process_id: self.id().to_owned(), signal };
         self.client.call("process/signal", &params).await.map(|_: Empty| ())
     }
 
@@ -80,4 +121,53 @@ impl Process {
         let params = TerminateParams { process_id: self.id().to_owned() };
         self.client.call("process/terminate", &params).await.map(|answer: TerminateResult| answer.running)
     }
+}
+
+/// What happens to a process. While it is kept and not followed it holds up its client: also the answers of other calls.
+#[derive(Debug)]
+pub struct ProcessEvents(pub(crate) mpsc::Receiver<ProcessEvent>);
+
+impl ProcessEvents {
+    /// The next event, in order. None after [`ProcessEvent::Closed`], or when the link ended before.
+    pub async fn next(&mut self) -> Option<ProcessEvent> {
+        self.0.recv().await
+    }
+}
+
+/// The standard input of a process. Dropping it leaves the input open.
+#[derive(Debug)]
+pub struct ProcessInput {
+    client: ExecServerClient,
+    process_id: String,
+    writes: u64,
+}
+
+impl ProcessInput {
+    pub(crate) fn new(client: ExecServerClient, process_id: String) -> Self {
+        Self { client, process_id, writes: 0 }
+    }
+
+    /// Writes bytes behind those before, and waits while the server has as much as it takes. Answers what became of them.
+    ///
+    /// # Errors
+    /// See [`ExecServerError`].
+    pub async fn write(&mut self, bytes: Vec<u8>) -> Result<WriteStatus, ExecServerError> {
+        self.writes += 1;
+        let write_id = format!("input-{}", self.writes);
+        let params = WriteParams { process_id: self.process_id.clone(), chunk: Chunk(bytes), write_id };
+        self.client.call("process/write", &params).await.map(|result: WriteResult| result.status)
+    }
+
+    /// Ends the input behind what was written; that of a terminal is refused.
+    ///
+    /// # Errors
+    /// See [`ExecServerError`].
+    pub async fn close(self) -> Result<(), ExecServerError> {
+        close_stdin(&self.client, &self.process_id).await
+    }
+}
+
+async fn close_stdin(client: &ExecServerClient, process: &str) -> Result<(), ExecServerError> {
+    let params = CloseStdinParams { process_id: process.to_owned() };
+    client.call("process/closeStdin", &params).await.map(|_: Empty| ())
 }

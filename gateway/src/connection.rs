@@ -1,20 +1,20 @@
 //! A connection: decodes what one client sends, routes each call, and answers. Calls run side by side up to a bound.
 
-use crate::answer::{Answer, answered, carry_out, text, text_size};
+mod files;
+
+use crate::answer::{Answer, answered, carry_out, text};
 use crate::blocking::Blocking;
 use crate::budget::{Budget, Charge};
 use crate::core::Core;
-use crate::fs_call::{self, FsCall};
-use crate::handles::{self, Disk, Handles};
+use crate::environment;
+use crate::handles::{Disk, Handles};
 use crate::handshake::Handshake;
-use crate::helper::worker::Done;
 use crate::link::{Incoming, Link, Outgoing};
-use crate::policies::{Named, Policies};
+use crate::policies::Policies;
 use crate::reply;
-use crate::session::{AttachError, Attachment, Command, SessionHandle, Turn};
+use crate::session::{AttachError, Attachment, Command, SessionHandle};
 use portcullis_protocol::environment::{EnvironmentInfo, EnvironmentStatus};
-use portcullis_protocol::fs::{Empty, HandleParams};
-use portcullis_protocol::helper::{FsDone, FsOperation, MAX_BODY};
+use portcullis_protocol::fs::Empty;
 use portcullis_protocol::init::{InitializeParams, InitializeResult};
 use portcullis_protocol::method::{Call, Decoded};
 use portcullis_protocol::process::StartParams;
@@ -32,8 +32,6 @@ use tokio_util::sync::CancellationToken;
 const WAITING: usize = 256;
 /// Bytes of large replies that are being made or wait for the client to take them. A larger one goes alone.
 const REPLY_BYTES: usize = 64 << 20;
-/// What a listing may take on its way: the bound of a worker's frame.
-const LISTING: usize = MAX_BODY;
 /// Control calls that run; each is one exchange with the session, so a few are many.
 const CONTROL: usize = 64;
 
@@ -167,54 +165,23 @@ impl Connection {
     async fn route(&mut self, id: Id, call: Call) -> Result<(), RpcError> {
         match call {
             Call::Initialize(params) => self.initialize(id, params).await,
-            Call::EnvironmentInfo(params) if params.enforcement => {
-                let enforcement = Some(Box::new(self.core.enforcement.clone()));
-                self.answer(&id, &EnvironmentInfo { enforcement, ..self.core.environment.clone() }).await
+            Call::EnvironmentInfo(params) => {
+                let enforcement = params.enforcement.then(|| Box::new(self.core.enforcement.clone()));
+                let extensions = params.extensions.then(|| Box::new(environment::extensions()));
+                self.answer(&id, &EnvironmentInfo { enforcement, extensions, ..self.core.environment.clone() }).await
             }
-            Call::EnvironmentInfo(_) => self.answer(&id, &self.core.environment).await,
             Call::EnvironmentStatus => self.answer(&id, &EnvironmentStatus { status: "ready".to_owned() }).await,
             Call::ProcessStart(params) => self.start(id, params).await,
             Call::ProcessRead(params) => self.ask(id, |reply| Command::Read { params, reply }).await,
             Call::ProcessWrite(params) => self.ask(id, |reply| Command::Write { params, reply }).await,
+            Call::ProcessCloseStdin(params) => self.ask(id, |reply| Command::CloseStdin { params, reply }).await,
+            Call::ProcessList => self.ask(id, |reply| Command::List { reply }).await,
+            Call::ProcessResize(params) => self.control(id, |reply| Command::Resize { params, reply }).await,
             Call::ProcessSignal(params) => self.control(id, |reply| Command::Signal { params, reply }).await,
             Call::ProcessTerminate(params) => self.control(id, |reply| Command::Terminate { params, reply }).await,
-            Call::FsOpen(params) => {
-                let slot = self.handles.reserve(&params.handle_id)?;
-                let name = params.handle_id.clone();
-                let opened = self.open(id, Call::FsOpen(params), name.clone(), slot.clone());
-                if opened.is_err() {
-                    slot.opened(None);
-                    self.handles.close(&name);
-                }
-                opened
-            }
-            Call::FsReadBlock(params) => {
-                let length = handles::check_length("read", params.len)?;
-                let slot = self.handles.get(&params.handle_id)?;
-                let (disk, turn, replies) = (self.disk.clone(), self.order()?.read(), self.replies.clone());
-                self.run(id.clone(), async move {
-                    turn.wait().await;
-                    let room = replies.charge(text_size(length)).await;
-                    let bytes = slot.read(&params.handle_id, params.offset, length, &disk).await?;
-                    let eof = if bytes.len() < length { r#","eof":true"# } else { r#","eof":false"# };
-                    Ok(Answer::large(rpc::bytes_result_text(&id, "chunk", &bytes, eof), room))
-                });
-                Ok(())
-            }
-            Call::FsWriteBlock(params) => {
-                handles::check_length("write", params.chunk.0.len() as u64)?;
-                let slot = self.handles.get(&params.handle_id)?;
-                let (disk, turn, core) = (self.disk.clone(), self.order()?.mutation(), Arc::clone(&self.core));
-                self.run(id.clone(), async move {
-                    turn.wait().await;
-                    let (ended, end) = oneshot::channel();
-                    // From here on the turn lasts as long as the write, whatever becomes of this connection.
-                    core.linger(turn, end).await;
-                    slot.write(&params.handle_id, params.offset, params.chunk.0, &disk, ended).await?;
-                    Ok(text(&id, &Empty {})?.into())
-                });
-                Ok(())
-            }
+            Call::FsOpen(params) => self.open(id, params),
+            Call::FsReadBlock(params) => self.read_block(id, params),
+            Call::FsWriteBlock(params) => self.write_block(id, params),
             Call::FsClose(params) => {
                 self.handles.close(&params.handle_id);
                 self.answer(&id, &Empty {}).await
@@ -284,55 +251,6 @@ impl Connection {
         Ok(answer)
     }
 
-    fn files(&mut self, id: Id, call: Call) -> Result<(), RpcError> {
-        let (core, disk, replies) = (Arc::clone(&self.core), self.disk.clone(), self.replies.clone());
-        let carried = self.prepare(call)?;
-        self.run(id.clone(), async move {
-            let attempt = carried.call.attempt.clone();
-            let listing = match carried.call.operation {
-                FsOperation::ReadDirectory { .. } | FsOperation::Walk { .. } => Some(replies.charge(LISTING).await),
-                // Small, or charged by its size once that is known.
-                _ => None,
-            };
-            let done = carried.out(&core, &disk).await?;
-            let room = match (listing, &done.done) {
-                (None, FsDone::Descriptor { size }) => {
-                    Some(replies.charge(text_size(usize::try_from(*size).unwrap_or(usize::MAX))).await)
-                }
-                (listing, _) => listing,
-            };
-            let text = fs_call::reply_text(&id, &attempt, done, &disk.blocking).await?;
-            Ok(Answer { text, room })
-        });
-        Ok(())
-    }
-
-    fn open(&mut self, id: Id, call: Call, name: String, slot: handles::Slot) -> Result<(), RpcError> {
-        let (core, disk) = (Arc::clone(&self.core), self.disk.clone());
-        let carried = self.prepare(call)?;
-        self.run(id.clone(), async move {
-            // However this ends, blocks that wait for the handle must hear of it.
-            let slot = OpenEnd(slot);
-            let attempt = carried.call.attempt.clone();
-            let done = carried.out(&core, &disk).await?;
-            let file = done.descriptor.ok_or_else(|| reply::internal(format!("{attempt}: the worker sent no descriptor")))?;
-            slot.0.opened(Some(file));
-            Ok(text(&id, &HandleParams { handle_id: name })?.into())
-        });
-        Ok(())
-    }
-
-    /// Takes a file call apart, resolves its policy, and enters it into the session's order.
-    fn prepare(&mut self, call: Call) -> Result<Prepared, RpcError> {
-        let Ok(call) = FsCall::prepare(call) else { return Err(reply::internal("a call has no route")) };
-        let call = call?;
-        let policy = self.policies.for_files(call.sandbox.as_deref()).map_err(|error| named(&call.attempt, error))?;
-        let session = self.session()?;
-        let order = self.order()?;
-        let turn = if call.operation.is_mutation() { order.mutation() } else { order.read() };
-        Ok(Prepared { call, policy, session, turn })
-    }
-
     /// Runs a call in a slot.
     fn run(&mut self, id: Id, call: impl Future<Output = Result<Answer, RpcError>> + Send + 'static) {
         let charge = self.charge.take();
@@ -385,37 +303,10 @@ fn is_control(call: &Call) -> bool {
         Call::Initialize(_)
             | Call::EnvironmentInfo(_)
             | Call::EnvironmentStatus
+            | Call::ProcessResize(_)
             | Call::ProcessSignal(_)
             | Call::ProcessTerminate(_)
             | Call::FsClose(_)
             | Call::NotBuilt { .. }
     )
-}
-
-/// A file call that has its place in the session's order.
-struct Prepared {
-    call: FsCall,
-    policy: Option<Named>,
-    session: Arc<str>,
-    turn: Turn,
-}
-
-impl Prepared {
-    async fn out(self, core: &Core, disk: &Disk) -> Result<Done, RpcError> {
-        self.call.carry_out(core, &disk.blocking, &self.session, self.policy.as_ref(), self.turn).await
-    }
-}
-
-/// Tells those who wait for a handle that its open failed, unless it succeeded first.
-struct OpenEnd(handles::Slot);
-
-impl Drop for OpenEnd {
-    fn drop(&mut self) {
-        self.0.opened_or_failed();
-    }
-}
-
-/// An error about a policy, with what was attempted under it.
-fn named(attempt: &str, error: RpcError) -> RpcError {
-    RpcError { message: format!("{attempt}: {}", error.message), ..error }
 }

@@ -1,8 +1,9 @@
 //! What `environment/info` answers.
 
 use crate::config::Config;
-use portcullis_protocol::environment::{Capabilities, EnvironmentInfo, Shell};
+use portcullis_protocol::environment::{Capabilities, EnvironmentInfo, Extensions, Shell};
 use portcullis_protocol::path::{AbsolutePath, WirePath};
+use portcullis_protocol::signal::Signal;
 use sha2::{Digest, Sha256};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -37,6 +38,18 @@ pub(crate) fn describe(config: &Config) -> EnvironmentInfo {
         temp_dir: wire(&temp),
         capabilities: Capabilities { sandboxed_file_streaming: true, file_write_streaming: true, ..Capabilities::default() },
         enforcement: None,
+        extensions: None,
+    }
+}
+
+/// What this server understands beyond the wire that its clients know.
+pub(crate) fn extensions() -> Extensions {
+    Extensions {
+        process_resize: true,
+        process_close_stdin: true,
+        process_signals: Signal::names().map(str::to_owned).collect(),
+        process_list: true,
+        operation_id: true,
     }
 }
 

@@ -47,6 +47,9 @@ pub struct EnvironmentInfo {
     /// What can be enforced here, if that was asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub enforcement: Option<Box<Enforcement>>,
+    /// What it understands beyond the wire that its clients know, if that was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub extensions: Option<Box<Extensions>>,
 }
 
 /// Parameters of `environment/info`.
@@ -55,6 +58,24 @@ pub struct EnvironmentInfo {
 pub struct InfoParams {
     /// Answer also what can be enforced here.
     pub enforcement: bool,
+    /// Answer also what is understood beyond the wire that clients know.
+    pub extensions: bool,
+}
+
+/// What a server understands beyond the wire that its clients know. Not among the [`Capabilities`], whose keys clients compare.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Extensions {
+    /// `process/resize`, and `size` of `process/start`.
+    pub process_resize: bool,
+    /// `process/closeStdin`
+    pub process_close_stdin: bool,
+    /// The names that `process/signal` takes.
+    pub process_signals: Vec<String>,
+    /// `process/list`
+    pub process_list: bool,
+    /// `operationId` of `process/start`.
+    pub operation_id: bool,
 }
 
 /// What can be enforced on requests and processes here, and what not and why, as found when the server started.

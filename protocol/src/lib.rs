@@ -18,3 +18,4 @@ pub mod path;
 pub mod process;
 pub mod rpc;
 pub mod sandbox;
+pub mod signal;

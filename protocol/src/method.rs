@@ -8,7 +8,8 @@ use crate::fs::{
 };
 use crate::init::InitializeParams;
 use crate::process::{
-    ClosedNotice, ExitedNotice, OutputNotice, ReadParams, SignalParams, StartParams, TerminateParams, WriteParams,
+    CloseStdinParams, ClosedNotice, ExitedNotice, OutputNotice, ReadParams, ResizeParams, SignalParams, StartParams,
+    TerminateParams, WriteParams,
 };
 use crate::rpc::{RpcError, code};
 use crate::sandbox::is_near_miss;
@@ -31,6 +32,12 @@ pub enum Call {
     ProcessRead(ReadParams),
     /// `process/write`
     ProcessWrite(WriteParams),
+    /// `process/closeStdin`
+    ProcessCloseStdin(CloseStdinParams),
+    /// `process/resize`
+    ProcessResize(ResizeParams),
+    /// `process/list`
+    ProcessList,
     /// `process/signal`
     ProcessSignal(SignalParams),
     /// `process/terminate`
@@ -146,6 +153,9 @@ impl Call {
             "process/start" => params.read(|start| Self::ProcessStart(Box::new(start))),
             "process/read" => params.read(Self::ProcessRead),
             "process/write" => params.read(Self::ProcessWrite),
+            "process/closeStdin" => params.read(Self::ProcessCloseStdin),
+            "process/resize" => params.read(Self::ProcessResize),
+            "process/list" => params.nothing(Self::ProcessList),
             "process/signal" => params.read(Self::ProcessSignal),
             "process/terminate" => params.read(Self::ProcessTerminate),
             "fs/readFile" => params.read(Self::FsReadFile),
@@ -175,6 +185,9 @@ impl Call {
             Self::ProcessStart(_)
             | Self::ProcessRead(_)
             | Self::ProcessWrite(_)
+            | Self::ProcessCloseStdin(_)
+            | Self::ProcessResize(_)
+            | Self::ProcessList
             | Self::ProcessSignal(_)
             | Self::ProcessTerminate(_) => Family::Exec,
             Self::NotBuilt { family, .. } => *family,
@@ -256,7 +269,7 @@ impl<'a> Params<'a> {
         match members.and_then(|members| serde_json::from_value(Value::Object(members.unwrap_or_default()))) {
             Ok(params) => Ok(Decoded { call: Call::EnvironmentInfo(params), ignored: 0 }),
             Err(_wrong) => {
-                let text = format!("{}: takes `enforcement` (true or false), or no parameters", self.method);
+                let text = format!("{}: takes `enforcement` and `extensions` (true or false), or no parameters", self.method);
                 Err(RpcError::new(code::INVALID_PARAMS, text))
             }
         }
@@ -329,9 +342,16 @@ mod tests {
         wrong("fs/readFile", "{}", "missing field `path`");
         wrong("fs/readFile", r#"{"path":"a"}"#, "`a`: invalid URI: relative URL without a base");
         wrong("process/write", r#"{"processId":"p","chunk":"!!","writeId":"q"}"#, "Invalid symbol 33, offset 0.");
-        wrong("process/signal", r#"{"processId":"p","signal":"kill"}"#, "unknown variant `kill`, expected `interrupt`");
-        wrong("environment/info", r#"{"x":1}"#, "takes `enforcement` (true or false), or no parameters");
-        wrong("environment/info", "[true]", "takes `enforcement` (true or false), or no parameters");
+        wrong("process/resize", r#"{"processId":"p","rows":3}"#, "missing field `cols`");
+        wrong("process/resize", r#"{"processId":"p","rows":0,"cols":3}"#, "invalid value: integer `0`, expected a nonzero u16");
+        wrong("process/resize", r#"{"processId":"p","rows":"3","cols":3}"#, "invalid type: string \"3\", expected a nonzero u16");
+        wrong("process/closeStdin", r#"{"processId":3}"#, "invalid type: integer `3`, expected a string");
+        wrong("process/list", r#"{"processId":"p"}"#, "takes no parameters: send none, null or {}");
+        assert!(decode("process/resize", r#"{"processId":"p","rows":65536,"cols":3}"#).is_err());
+        assert!(decode("process/signal", r#"{"processId":"p","signal":"SIGUSR1"}"#).is_ok());
+        assert!(decode("process/signal", r#"{"processId":"p","signal":"SIGFOO"}"#).unwrap_err().message.contains("`interrupt`"));
+        wrong("environment/info", r#"{"x":1}"#, "takes `enforcement` and `extensions` (true or false), or no parameters");
+        wrong("environment/info", "[true]", "takes `enforcement` and `extensions` (true or false), or no parameters");
         wrong("environment/status", r#"{"x":1}"#, "takes no parameters: send none, null or {}");
         wrong("fs/watchMissing", "{}", "missing field `watchId`");
         wrong("environmentConfig/read", r#"{"cwd":"/"}"#, "missing field `configPaths`");
@@ -347,6 +367,10 @@ mod tests {
             )
             .is_ok()
         );
+        assert!(start(r#","size":{"rows":1,"cols":65535},"operationId":"o""#).is_ok());
+        assert!(start(r#","size":{"rows":1}"#).is_err());
+        assert!(start(r#","size":{"rows":1,"cols":0}"#).is_err());
+        assert!(start(r#","operationId":3"#).is_err());
         assert!(start(r#","pipeStdin":null"#).is_err());
         assert!(start(r#","networkProxy":"zz""#).is_err());
     }

@@ -5,9 +5,11 @@ use crate::denial::{self, Denial};
 use crate::event::Stream;
 use crate::helper::Enforced;
 use crate::path::WirePath;
+use crate::signal::Signal;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use std::collections::BTreeMap;
+use std::num::NonZeroU16;
 
 /// Parameters of `process/start`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -53,6 +55,13 @@ pub struct StartParams {
     /// Answer also what is enforced on it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub enforcement: bool,
+    /// Of its terminal; none: 24 rows and 80 columns. Only with `tty`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size: Option<Size>,
+    /// Names this start, so that it can be sent again: 1 to 256 bytes. The same process id with the same operation id is the
+    /// same start and answered as the first was; nothing is started twice.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub operation_id: Option<String>,
 }
 
 impl StartParams {
@@ -75,6 +84,8 @@ impl StartParams {
             shell_snapshot: None,
             metadata: None,
             enforcement: false,
+            size: None,
+            operation_id: None,
         }
     }
 }
@@ -242,12 +253,33 @@ pub struct SignalParams {
     pub signal: Signal,
 }
 
-/// A signal by name.
+/// Parameters of `process/resize`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ResizeParams {
+    /// The process, which has a terminal.
+    pub process_id: String,
+    /// Lines of its terminal from now on.
+    pub rows: NonZeroU16,
+    /// Characters a line.
+    pub cols: NonZeroU16,
+}
+
+/// The size of a terminal. Neither can be 0, which programs divide by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Signal {
-    /// SIGINT.
-    Interrupt,
+pub struct Size {
+    /// Lines.
+    pub rows: NonZeroU16,
+    /// Characters a line.
+    pub cols: NonZeroU16,
+}
+
+/// Parameters of `process/closeStdin`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CloseStdinParams {
+    /// The process.
+    pub process_id: String,
 }
 
 /// Parameters of `process/terminate`.
@@ -264,6 +296,49 @@ pub struct TerminateResult {
     /// Whether it ran.
     #[serde(default)]
     pub running: bool,
+}
+
+/// Result of `process/list`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ListResult {
+    /// All that the session knows, in the order of their starts.
+    pub processes: Vec<ListedProcess>,
+}
+
+/// A process in a [`ListResult`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ListedProcess {
+    /// Its id.
+    pub process_id: String,
+    /// How far it is in its life.
+    pub state: ProcessState,
+    /// Its status; absent before it ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exit_code: Option<i32>,
+    /// When its start was taken up, in milliseconds since 1970.
+    pub started_at_ms: u64,
+    /// Whether it has a terminal.
+    pub tty: bool,
+    /// `none` or `linuxSeccomp`; absent while it is starting.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sandbox_type: Option<String>,
+    /// One past the last event that happened to it.
+    pub next_seq: u64,
+}
+
+/// How far a process is in its life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ProcessState {
+    /// It does not run yet.
+    Starting,
+    /// It runs.
+    Running,
+    /// It ended; its streams may still bring output of others.
+    Exited,
+    /// It ended and all its streams did.
+    Closed,
 }
 
 /// Parameters of the notification `process/output`.

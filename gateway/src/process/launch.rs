@@ -6,7 +6,7 @@ use crate::helper::spawner::{Launch, LaunchError, Stdio};
 use portcullis_protocol::event::Stream;
 use portcullis_protocol::helper::{Command, Enforced, Step, StepFailed};
 use portcullis_protocol::path::{AbsolutePath, Bytes};
-use portcullis_protocol::process::StartParams;
+use portcullis_protocol::process::{Size, StartParams};
 use portcullis_protocol::rpc::{RpcError, code};
 use portcullis_sandbox::policy::{Files, Network, Policy};
 use rustix::fs::{OFlags, fcntl_setfl};
@@ -27,6 +27,9 @@ pub(crate) struct Ends {
 /// Bytes of a process's id: it is kept for as long as the process is known.
 const LONGEST_ID: usize = 4096;
 
+/// Bytes of an operation's id, which is kept with the process.
+const LONGEST_OPERATION: usize = 256;
+
 /// The working directory of a start.
 pub(crate) fn working_directory(params: &StartParams) -> Result<&AbsolutePath, RpcError> {
     params.cwd.local().map_err(|error| {
@@ -45,6 +48,14 @@ pub(crate) fn check(params: &StartParams, is_confined: bool) -> Result<(), RpcEr
         return wrong(&format!("processId of {} bytes: at most {LONGEST_ID} are allowed", params.process_id.len()));
     }
     working_directory(params)?;
+    if params.size.is_some() && !params.tty {
+        return wrong("size is for a process with a terminal: set tty");
+    }
+    if let Some(operation) = &params.operation_id
+        && !(1..=LONGEST_OPERATION).contains(&operation.len())
+    {
+        return wrong(&format!("operationId of {} bytes: 1 to {LONGEST_OPERATION} are allowed", operation.len()));
+    }
     if params.network_proxy.is_some() {
         return wrong("networkProxy is not supported: managed networking is not built, so nothing was started");
     }
@@ -65,7 +76,7 @@ pub(crate) fn prepare(
 ) -> Result<(Launch, Ends), RpcError> {
     let command = command(params, server_env, shell)?;
     let attempt = if params.tty { "open a terminal" } else { "make the pipes of the process" };
-    let (stdio, ends) = if params.tty { terminal() } else { pipes(params.pipe_stdin) }.map_err(|errno| {
+    let (stdio, ends) = if params.tty { terminal(params.size) } else { pipes(params.pipe_stdin) }.map_err(|errno| {
         let error = StepFailed { step: Step::Machine, attempt: attempt.to_owned(), errno: errno.raw_os_error(), denial: None };
         failed(&LaunchError::Failed(error))
     })?;
@@ -135,8 +146,8 @@ fn pipes(with_stdin: bool) -> rustix::io::Result<(Stdio, Ends)> {
     Ok((Stdio::Pipes { stdin, stdout, stderr }, Ends { sources, sink }))
 }
 
-fn terminal() -> rustix::io::Result<(Stdio, Ends)> {
-    let Terminal { master, peer } = Terminal::open()?;
+fn terminal(size: Option<Size>) -> rustix::io::Result<(Stdio, Ends)> {
+    let Terminal { master, peer } = Terminal::open(size)?;
     let sink = rustix::io::fcntl_dupfd_cloexec(&master, 0)?;
     Ok((Stdio::Terminal(peer), Ends { sources: vec![(Stream::Pty, master)], sink: Some(sink) }))
 }
@@ -172,6 +183,15 @@ mod tests {
             let text = format!("data provided contains a nul byte: environment variable {name:?}");
             refused(&StartParams { env, ..params(&["a"]) }, code::INTERNAL, &text);
         }
+        let with_operation = |length: usize| StartParams { operation_id: Some("o".repeat(length)), ..params(&["a"]) };
+        assert!(check(&with_operation(1), false).is_ok() && check(&with_operation(256), false).is_ok());
+        let text = |length: usize| format!("process/start: operationId of {length} bytes: 1 to 256 are allowed");
+        refused(&with_operation(0), code::INVALID_PARAMS, &text(0));
+        refused(&with_operation(257), code::INVALID_PARAMS, &text(257));
+        let size = Some(Size { rows: std::num::NonZeroU16::MIN, cols: std::num::NonZeroU16::MAX });
+        assert!(check(&StartParams { size, tty: true, ..params(&["a"]) }, false).is_ok());
+        let without = StartParams { size, ..params(&["a"]) };
+        refused(&without, code::INVALID_PARAMS, "process/start: size is for a process with a terminal: set tty");
         let cwd = WirePath::parse("file://h/x").unwrap();
         let text = "cwd URI `file://h/x` is not valid on this exec-server host: 'file://h/x' is invalid on 'linux'";
         refused(&StartParams { cwd, ..params(&["a"]) }, code::INVALID_PARAMS, text);

@@ -1,12 +1,13 @@
 //! Terminals. No path that a client named is opened: the child's side comes from the master itself.
 
+use portcullis_protocol::process::Size;
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::io::Result;
 use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 use std::os::fd::OwnedFd;
 
-/// The size that clients of this wire count on; there is no way to change it.
+/// The size that clients of this wire count on if they say none.
 const SIZE: Winsize = Winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 };
 
 /// Both sides of a new terminal.
@@ -19,17 +20,26 @@ pub(crate) struct Terminal {
 }
 
 impl Terminal {
-    /// A terminal of 24 rows and 80 columns.
-    pub(crate) fn open() -> Result<Self> {
+    /// A terminal of 24 rows and 80 columns, if nothing else is said.
+    pub(crate) fn open(size: Option<Size>) -> Result<Self> {
         let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
         let master = openpt(flags)?;
         grantpt(&master)?;
         unlockpt(&master)?;
         let peer = ioctl_tiocgptpeer(&master, flags)?;
-        tcsetwinsize(&master, SIZE)?;
+        tcsetwinsize(&master, size.map_or(SIZE, winsize))?;
         fcntl_setfl(&master, OFlags::RDWR | OFlags::NONBLOCK)?;
         Ok(Self { master, peer })
     }
+}
+
+/// Changes the size of a terminal; the kernel tells those in its foreground with SIGWINCH.
+pub(crate) fn resize(master: &OwnedFd, size: Size) -> Result<()> {
+    tcsetwinsize(master, winsize(size))
+}
+
+fn winsize(Size { rows, cols }: Size) -> Winsize {
+    Winsize { ws_row: rows.get(), ws_col: cols.get(), ..SIZE }
 }
 
 #[cfg(test)]
@@ -40,7 +50,7 @@ mod tests {
 
     #[test]
     fn a_terminal_has_two_ends_and_a_size() {
-        let Terminal { master, peer } = Terminal::open().unwrap();
+        let Terminal { master, peer } = Terminal::open(None).unwrap();
         assert!(rustix::termios::isatty(&peer));
         let size = tcgetwinsize(&peer).unwrap();
         assert_eq!((size.ws_row, size.ws_col), (24, 80));

@@ -5,11 +5,14 @@
 //! credit for; without credit the pipe fills up and the child waits, so nothing is lost.
 
 use super::launch::Ends;
+use super::pty;
 use crate::helper::socket::watch_fd;
 use crate::helper::spawner::{Child, Ended, KILL, Spawner};
 use portcullis_protocol::denial::Denials;
 use portcullis_protocol::event::Stream;
 use portcullis_protocol::helper::ExitStatus;
+use portcullis_protocol::process::Size;
+use portcullis_protocol::signal::Signal;
 use rustix::io::Errno;
 use std::future::poll_fn;
 use std::io;
@@ -29,9 +32,6 @@ pub(crate) const INPUT_QUEUE: usize = 128;
 /// that the end of a process never waits for a reader.
 const RESERVE: u64 = 1 << 20;
 
-/// SIGINT, by its number on every Linux.
-const INTERRUPT: i32 = 2;
-
 /// What a pump says to its session.
 #[derive(Debug)]
 pub(crate) enum Feed {
@@ -49,10 +49,14 @@ pub(crate) enum Feed {
 }
 
 /// What a session wants of a pump: a state, not messages, so that giving an order never waits and none is lost.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Default)]
 struct Orders {
     granted: u64,
-    interrupts: u64,
+    /// Each signal once, numbered in the order in which they were last wanted. One that is wanted twice before it is sent is
+    /// sent once, as the kernel does with what is pending.
+    signals: Vec<(u64, Signal)>,
+    /// The last size that was wanted, and how many were.
+    size: Option<(u64, Size)>,
     kill: bool,
 }
 
@@ -60,7 +64,8 @@ struct Orders {
 #[derive(Debug)]
 pub(crate) struct Controls {
     orders: watch::Sender<Orders>,
-    input: mpsc::Sender<Vec<u8>>,
+    /// None once the input shall end.
+    input: Option<mpsc::Sender<Vec<u8>>>,
 }
 
 impl Controls {
@@ -69,9 +74,18 @@ impl Controls {
         self.orders.send_modify(|orders| orders.granted = total);
     }
 
-    /// SIGINT to the process group.
-    pub(crate) fn interrupt(&self) {
-        self.orders.send_modify(|orders| orders.interrupts += 1);
+    /// A signal to the process group.
+    pub(crate) fn signal(&self, signal: Signal) {
+        self.orders.send_modify(|Orders { signals, .. }| {
+            let next = signals.last().map_or(1, |(latest, _)| latest + 1);
+            signals.retain(|(_, earlier)| *earlier != signal);
+            signals.push((next, signal));
+        });
+    }
+
+    /// A size for the terminal, if there is one.
+    pub(crate) fn resize(&self, size: Size) {
+        self.orders.send_modify(|orders| orders.size = Some((orders.size.map_or(1, |(count, _)| count + 1), size)));
     }
 
     /// SIGKILL to the process group.
@@ -82,7 +96,12 @@ impl Controls {
     /// Queues a chunk of input, of which at most [`INPUT_QUEUE`] may be there: each is there until its [`Feed::Taken`].
     pub(crate) fn write(&self, chunk: Vec<u8>) {
         // The queue is as long as the bound that its sender keeps, so it can only be closed, and then nobody wants the bytes.
-        let _input_closed = self.input.try_send(chunk);
+        let _input_closed = self.input.as_ref().map(|input| input.try_send(chunk));
+    }
+
+    /// The input ends behind the chunks that were queued.
+    pub(crate) fn close_input(&mut self) {
+        self.input = None;
     }
 }
 
@@ -103,7 +122,10 @@ pub(crate) struct Pump {
     feeds: mpsc::Sender<(u64, Feed)>,
     buffer: Box<[u8]>,
     read: u64,
-    interrupted: u64,
+    /// The number of the last signal that was sent.
+    signalled: u64,
+    /// How many sizes were wanted when the last was set.
+    resized: u64,
     has_killed: bool,
     has_exited: bool,
 }
@@ -147,11 +169,12 @@ impl Pump {
             feeds,
             buffer: vec![0; CHUNK].into_boxed_slice(),
             read: 0,
-            interrupted: 0,
+            signalled: 0,
+            resized: 0,
             has_killed: false,
             has_exited: false,
         };
-        Ok((pump, Controls { orders, input }))
+        Ok((pump, Controls { orders, input: Some(input) }))
     }
 
     /// Ends after the close, or when the session is gone; answers its key.
@@ -162,21 +185,21 @@ impl Pump {
     }
 
     async fn follow(&mut self) -> Result<(), SessionGone> {
-        let mut input_open = true;
         loop {
             self.obey().await;
             if self.has_exited && self.sources.is_empty() {
                 return self.feed(Feed::Closed).await;
             }
             let credit = self.credit();
-            let takes_input = input_open && self.sink.is_some() && self.writing.is_none();
+            let takes_input = self.sink.is_some() && self.writing.is_none();
             tokio::select! {
                 changed = self.orders.changed() => changed.map_err(|_| SessionGone)?,
                 (at, read) = read_some(&self.sources, &mut self.buffer[..credit]), if credit > 0 => self.output(at, read).await?,
                 ended = &mut self.exit, if !self.has_exited => self.exited(ended.ok()).await?,
                 chunk = self.input.recv(), if takes_input => match chunk {
                     Some(chunk) => self.writing = Some((chunk, 0)),
-                    None => input_open = false,
+                    // The end of the input, or of the session, and then of everything.
+                    None => self.sink = None,
                 },
                 written = write_some(self.sink.as_ref(), self.writing.as_ref()), if self.writing.is_some() => self.wrote(written).await?,
             }
@@ -185,15 +208,28 @@ impl Pump {
 
     /// Carries out what was ordered and not done yet.
     async fn obey(&mut self) {
-        let Orders { interrupts, kill, .. } = *self.orders.borrow_and_update();
+        let (kill, signals, size) = {
+            let Orders { kill, signals, size, .. } = &*self.orders.borrow_and_update();
+            let unsent = signals.iter().filter(|(number, _)| *number > self.signalled).copied();
+            (*kill, unsent.collect::<Vec<_>>(), size.filter(|(count, _)| *count > self.resized))
+        };
         if kill && !self.has_killed {
             self.has_killed = true;
             // If the spawner died, so did the process.
             let _spawner_ended = self.spawner.signal(self.child, KILL).await;
         }
-        if interrupts > self.interrupted {
-            self.interrupted = interrupts;
-            let _spawner_ended = self.spawner.signal(self.child, INTERRUPT).await;
+        if let Some((count, size)) = size {
+            self.resized = count;
+            // A terminal that nobody has open any more has no size that anybody could ask for.
+            if let Some(terminal) = self.sources.iter().find(|source| source.stream == Stream::Pty)
+                && let Err(errno) = pty::resize(terminal.fd.get_ref(), size)
+            {
+                tracing::warn!(child = self.child, %errno, "a terminal keeps its size");
+            }
+        }
+        for (number, signal) in signals {
+            self.signalled = number;
+            let _spawner_ended = self.spawner.signal(self.child, signal.number()).await;
         }
     }
 

@@ -1,11 +1,14 @@
 //! The calls of a session's client on its processes.
 
-use super::message::{Answer, Call, Output};
-use super::process::{Phase, Process, Written};
+use super::message::{Answer, Call, Output, Start};
+use super::process::{Ended, Phase, Process, Starting, Unparked, Written};
 use super::state::{Reader, State};
 use portcullis_protocol::helper::Enforced;
-use portcullis_protocol::process::{ReadParams, StartResult, TerminateResult, WriteParams, WriteResult, WriteStatus};
+use portcullis_protocol::process::{
+    ListResult, ReadParams, Size, StartResult, TerminateResult, WriteParams, WriteResult, WriteStatus,
+};
 use portcullis_protocol::rpc::{RpcError, code};
+use portcullis_protocol::signal::Signal;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -19,18 +22,44 @@ const READERS: usize = 1024;
 const LONGEST_WAIT: Duration = Duration::from_secs(86_400);
 
 impl State {
-    pub(super) fn start(&mut self, call: Call, process: String, takes_input: bool) {
-        if self.keys.contains_key(process.as_str()) {
-            return self.refuse_start(call, format!("process {process} already exists"));
+    pub(super) fn start(&mut self, call: Call, start: Start) {
+        if let Some(key) = self.keys.get(start.process.as_str()) {
+            return self.repeat(call, *key, &start);
+        }
+        if let Some(operation) = &start.operation
+            && self.operations.has_seen(&operation_name(&start.process, operation))
+        {
+            let text = format!(
+                "process {} was started by this operation before and is forgotten: it is not started again",
+                start.process
+            );
+            return self.refuse_start(call, text);
         }
         if self.processes.len() - self.closed.len() >= LIVE {
             return self.refuse_start(call, format!("at most {LIVE} processes may run in a session"));
         }
-        let (key, id): (u64, Arc<str>) = (self.next_key, process.into());
+        let (key, id): (u64, Arc<str>) = (self.next_key, start.process.as_str().into());
         self.next_key += 1;
         self.keys.insert(Arc::clone(&id), key);
-        self.processes.insert(key, Process::starting(id, call, takes_input));
+        self.processes.insert(key, Process::starting(id, call, start));
         self.outputs.push_back(Output::Launch { call, key });
+    }
+
+    /// A start of a process that is known: the same start sent again is answered as it was, any other is refused.
+    fn repeat(&mut self, call: Call, key: u64, start: &Start) {
+        let Some(process) = self.processes.get_mut(&key) else { return };
+        if start.operation.is_none() || start.operation != process.operation {
+            return self.refuse_start(call, format!("process {} already exists", start.process));
+        }
+        match (&mut process.phase, &process.started) {
+            (Phase::Starting(starting), _) => starting.calls.push(call),
+            (_, Some(started)) => {
+                let started = started.clone();
+                self.reply(call, Answer::Start(Ok(started)));
+            }
+            // What does not start any more was started.
+            (Phase::Running | Phase::Exited(_) | Phase::Closed(_), None) => {}
+        }
     }
 
     fn refuse_start(&mut self, call: Call, text: String) {
@@ -39,24 +68,33 @@ impl State {
 
     pub(super) fn started(&mut self, key: u64, sandbox_type: &'static str, enforcement: Option<Box<Enforced>>) {
         let Some(process) = self.processes.get_mut(&key) else { return };
-        let Phase::Starting { call, kill, interrupt } = process.phase else { return };
+        let Phase::Starting(starting) = &mut process.phase else { return };
+        let Starting { calls, kill, signals } = std::mem::take(starting);
         process.phase = Phase::Running;
         let (process_id, sandbox_type) = (process.id.to_string(), sandbox_type.to_owned());
         let result = StartResult { process_id, sandbox_type, enforcement };
-        self.reply(call, Answer::Start(Ok(result)));
+        process.started = Some(result.clone());
+        if let Some(operation) = &process.operation {
+            self.operations.record(&operation_name(&process.id, operation));
+        }
+        for call in calls {
+            self.reply(call, Answer::Start(Ok(result.clone())));
+        }
         if kill {
             self.outputs.push_back(Output::Kill { key });
-        } else if interrupt {
-            self.outputs.push_back(Output::Interrupt { key });
+        } else {
+            self.outputs.extend(signals.into_iter().map(|signal| Output::Signal { key, signal }));
         }
         self.grant(key);
     }
 
     pub(super) fn start_failed(&mut self, key: u64, error: RpcError) {
-        let Some(Process { phase: Phase::Starting { call, .. }, .. }) = self.processes.get(&key) else { return };
-        let call = *call;
+        let Some(Process { phase: Phase::Starting(starting), .. }) = self.processes.get_mut(&key) else { return };
+        let calls = std::mem::take(&mut starting.calls);
         self.forget(key);
-        self.reply(call, Answer::Start(Err(error)));
+        for call in calls {
+            self.reply(call, Answer::Start(Err(error.clone())));
+        }
     }
 
     pub(super) fn read(&mut self, call: Call, params: &ReadParams, now: Instant) {
@@ -65,7 +103,7 @@ impl State {
         let Some((key, process)) = self.named(id) else {
             return self.reply(call, refuse(format!("unknown process id {id}")));
         };
-        if matches!(process.phase, Phase::Starting { .. }) {
+        if matches!(process.phase, Phase::Starting(_)) {
             return self.reply(call, refuse(format!("process id {id} is starting")));
         }
         let after = params.after_seq.unwrap_or(0);
@@ -91,7 +129,7 @@ impl State {
         let Some((key, process)) = self.named(&process_id) else {
             return self.reply_status(call, WriteStatus::UnknownProcess);
         };
-        if matches!(process.phase, Phase::Starting { .. }) {
+        if matches!(process.phase, Phase::Starting(_)) {
             return self.reply_status(call, WriteStatus::Starting);
         }
         match process.input.write(call, write_id, chunk.0) {
@@ -107,15 +145,59 @@ impl State {
         }
     }
 
-    pub(super) fn interrupt(&mut self, call: Call, id: &str) {
+    pub(super) fn close_stdin(&mut self, call: Call, id: &str) {
+        let (key, process) = match self.settled(id) {
+            Ok((_, process)) if process.tty => {
+                let text = format!("process {id} has a terminal, whose input cannot be closed: write the byte \\x04 to end it");
+                return self.refuse(call, text);
+            }
+            Ok(found) => found,
+            Err(text) => return self.refuse(call, text),
+        };
+        match process.input.end(call) {
+            Ended::Now(tell) => {
+                self.outputs.extend(tell.then_some(Output::CloseStdin { key }));
+                self.reply(call, Answer::Done(Ok(())));
+            }
+            Ended::Parked => {}
+            Ended::TooMany => self.refuse(call, format!("too many writes wait for process {id}")),
+        }
+    }
+
+    /// One that comes after the end is carried out as well as can be: a client cannot know that yet.
+    pub(super) fn resize(&mut self, call: Call, id: &str, size: Size) {
+        match self.settled(id) {
+            Ok((_, process)) if !process.tty => {
+                self.refuse(call, format!("process {id} has no terminal to resize: it was started without `tty`"));
+            }
+            Ok((key, _)) => {
+                self.outputs.push_back(Output::Resize { key, size });
+                self.reply(call, Answer::Done(Ok(())));
+            }
+            Err(text) => self.refuse(call, text),
+        }
+    }
+
+    pub(super) fn list(&mut self, call: Call) {
+        let mut keys: Vec<u64> = self.processes.keys().copied().collect();
+        keys.sort_unstable();
+        let processes = keys.iter().filter_map(|key| self.processes.get(key)).map(Process::listed).collect();
+        self.reply(call, Answer::List(ListResult { processes }));
+    }
+
+    pub(super) fn signal(&mut self, call: Call, id: &str, signal: Signal) {
         if let Some((key, process)) = self.named(id) {
             match &mut process.phase {
-                Phase::Starting { interrupt, .. } => *interrupt = true,
-                Phase::Running => self.outputs.push_back(Output::Interrupt { key }),
+                _ if signal == Signal::KILL => self.kill(key),
+                Phase::Starting(Starting { signals, .. }) => {
+                    signals.retain(|earlier| *earlier != signal);
+                    signals.push(signal);
+                }
+                Phase::Running => self.outputs.push_back(Output::Signal { key, signal }),
                 Phase::Exited(_) | Phase::Closed(_) => {}
             }
         }
-        self.reply(call, Answer::Signal);
+        self.reply(call, Answer::Done(Ok(())));
     }
 
     pub(super) fn terminate(&mut self, call: Call, id: &str) {
@@ -129,7 +211,7 @@ impl State {
     /// A process that starts is killed as soon as it runs.
     pub(super) fn kill(&mut self, key: u64) {
         match self.processes.get_mut(&key).map(|process| &mut process.phase) {
-            Some(Phase::Starting { kill, .. }) => *kill = true,
+            Some(Phase::Starting(starting)) => starting.kill = true,
             Some(Phase::Running) => self.outputs.push_back(Output::Kill { key }),
             Some(Phase::Exited(_) | Phase::Closed(_)) | None => {}
         }
@@ -147,10 +229,31 @@ impl State {
     }
 
     pub(super) fn unpark(&mut self, key: u64) {
-        while let Some((call, status, chunk)) = self.processes.get_mut(&key).and_then(|process| process.input.unpark()) {
-            self.outputs.extend(chunk.map(|chunk| Output::Write { key, chunk }));
-            self.reply_status(call, status);
+        while let Some(unparked) = self.processes.get_mut(&key).and_then(|process| process.input.unpark()) {
+            match unparked {
+                Unparked::Write(call, status, chunk) => {
+                    self.outputs.extend(chunk.map(|chunk| Output::Write { key, chunk }));
+                    self.reply_status(call, status);
+                }
+                Unparked::End(call, tell) => {
+                    self.outputs.extend(tell.then_some(Output::CloseStdin { key }));
+                    self.reply(call, Answer::Done(Ok(())));
+                }
+            }
         }
+    }
+
+    /// A process whose start has been answered, or in words why there is none.
+    fn settled(&mut self, id: &str) -> Result<(u64, &mut Process), String> {
+        match self.named(id) {
+            Some((_, Process { phase: Phase::Starting(_), .. })) => Err(format!("process id {id} is starting")),
+            Some(found) => Ok(found),
+            None => Err(format!("unknown process id {id}")),
+        }
+    }
+
+    fn refuse(&mut self, call: Call, text: String) {
+        self.reply(call, Answer::Done(Err(RpcError::new(code::INVALID_REQUEST, text))));
     }
 
     fn named(&mut self, id: &str) -> Option<(u64, &mut Process)> {
@@ -165,4 +268,9 @@ impl State {
     pub(super) fn reply(&mut self, call: Call, answer: Answer) {
         self.outputs.push_back(Output::Reply(call, answer));
     }
+}
+
+/// An operation is a process's own: its name holds both, and no other pair gives the same.
+fn operation_name(process: &str, operation: &str) -> String {
+    format!("{} {process} {operation}", process.len())
 }

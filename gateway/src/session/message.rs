@@ -2,8 +2,11 @@
 
 use crate::process::pump::Feed;
 use portcullis_protocol::helper::Enforced;
-use portcullis_protocol::process::{ReadParams, ReadResult, StartResult, TerminateResult, WriteParams, WriteResult};
+use portcullis_protocol::process::{
+    ListResult, ReadParams, ReadResult, Size, StartResult, TerminateResult, WriteParams, WriteResult,
+};
 use portcullis_protocol::rpc::RpcError;
+use portcullis_protocol::signal::Signal;
 use std::time::Duration;
 
 /// Names a call that wants an answer.
@@ -18,6 +21,18 @@ pub(super) struct Retention {
     pub(super) closed: Duration,
 }
 
+/// A start, as far as it matters before it is carried out.
+#[derive(Debug, Clone)]
+pub(super) struct Start {
+    pub(super) process: String,
+    pub(super) tty: bool,
+    pub(super) takes_input: bool,
+    /// Tells a start that is sent again from another one.
+    pub(super) operation: Option<String>,
+    /// Milliseconds since 1970.
+    pub(super) at_ms: u64,
+}
+
 /// What happened.
 #[derive(Debug)]
 pub(super) enum Input {
@@ -29,8 +44,7 @@ pub(super) enum Input {
     },
     Start {
         call: Call,
-        process: String,
-        takes_input: bool,
+        start: Start,
     },
     Started {
         key: u64,
@@ -50,9 +64,22 @@ pub(super) enum Input {
         call: Call,
         params: WriteParams,
     },
-    Interrupt {
+    CloseStdin {
         call: Call,
         process: String,
+    },
+    Resize {
+        call: Call,
+        process: String,
+        size: Size,
+    },
+    List {
+        call: Call,
+    },
+    Signal {
+        call: Call,
+        process: String,
+        signal: Signal,
     },
     Terminate {
         call: Call,
@@ -87,8 +114,17 @@ pub(super) enum Output {
         key: u64,
         chunk: Vec<u8>,
     },
-    Interrupt {
+    /// The input ends behind what was written.
+    CloseStdin {
         key: u64,
+    },
+    Resize {
+        key: u64,
+        size: Size,
+    },
+    Signal {
+        key: u64,
+        signal: Signal,
     },
     Kill {
         key: u64,
@@ -109,6 +145,8 @@ pub(super) enum Answer {
     Start(Result<StartResult, RpcError>),
     Read(Result<ReadResult, RpcError>),
     Write(Result<WriteResult, RpcError>),
-    Signal,
+    /// Of a call that answers nothing but that it was carried out.
+    Done(Result<(), RpcError>),
+    List(ListResult),
     Terminate(TerminateResult),
 }

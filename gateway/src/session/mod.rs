@@ -19,7 +19,8 @@ use crate::helper::spawner::Spawner;
 use crate::link::Outgoing;
 use portcullis_protocol::fs::Empty;
 use portcullis_protocol::process::{
-    ReadParams, ReadResult, SignalParams, StartParams, StartResult, TerminateParams, TerminateResult, WriteParams, WriteResult,
+    CloseStdinParams, ListResult, ReadParams, ReadResult, ResizeParams, SignalParams, StartParams, StartResult, TerminateParams,
+    TerminateResult, WriteParams, WriteResult,
 };
 use portcullis_protocol::rpc::RpcError;
 use portcullis_sandbox::policy::Policy;
@@ -97,6 +98,12 @@ pub(crate) enum Command {
     Read { params: ReadParams, reply: Reply<ReadResult> },
     /// `process/write`
     Write { params: WriteParams, reply: Reply<WriteResult> },
+    /// `process/closeStdin`
+    CloseStdin { params: CloseStdinParams, reply: Reply<Empty> },
+    /// `process/resize`
+    Resize { params: ResizeParams, reply: Reply<Empty> },
+    /// `process/list`
+    List { reply: Reply<ListResult> },
     /// `process/signal`
     Signal { params: SignalParams, reply: Reply<Empty> },
     /// `process/terminate`

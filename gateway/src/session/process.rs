@@ -2,10 +2,11 @@
 
 use super::ledger::Ledger;
 use super::log::EventLog;
-use super::message::Call;
+use super::message::{Call, Start};
 use crate::process::pump::INPUT_QUEUE;
 use portcullis_protocol::denial::Denials;
-use portcullis_protocol::process::{ReadResult, WriteStatus};
+use portcullis_protocol::process::{ListedProcess, ProcessState, ReadResult, StartResult, WriteStatus};
+use portcullis_protocol::signal::Signal;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -25,6 +26,11 @@ pub(super) struct Process {
     pub(super) phase: Phase,
     pub(super) log: EventLog,
     pub(super) input: Input,
+    pub(super) tty: bool,
+    pub(super) operation: Option<String>,
+    /// What its start was answered, once it ran.
+    pub(super) started: Option<StartResult>,
+    started_at_ms: u64,
     /// Why its end is not known, if it is not, or why its sandbox ended it.
     pub(super) failure: Option<String>,
     /// What its sandbox was seen to refuse, once it ended.
@@ -34,10 +40,10 @@ pub(super) struct Process {
 }
 
 /// How far a process is in its life.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// The spawner was asked. What is wanted of the process meanwhile is done once it runs.
-    Starting { call: Call, kill: bool, interrupt: bool },
+    /// The spawner was asked.
+    Starting(Starting),
     /// It runs.
     Running,
     /// It ended with this status; its streams may still bring output of others.
@@ -46,12 +52,48 @@ pub(super) enum Phase {
     Closed(i32),
 }
 
-/// A write that waits for a place in the queue.
-#[derive(Debug)]
-pub(super) struct Parked {
-    pub(super) call: Call,
-    pub(super) id: String,
-    pub(super) chunk: Vec<u8>,
+/// Who waits for a process to run, and what is wanted of it then.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Starting {
+    /// The start, and those that repeat it.
+    pub(super) calls: Vec<Call>,
+    pub(super) kill: bool,
+    /// Each once, in the order in which they were last asked for.
+    pub(super) signals: Vec<Signal>,
+}
+
+/// What waits for a place in the queue.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Parked {
+    Write {
+        call: Call,
+        id: String,
+        chunk: Vec<u8>,
+    },
+    /// The end of the input, behind the writes before it.
+    End {
+        call: Call,
+    },
+}
+
+/// What waited and can be answered.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Unparked {
+    /// A chunk is to be queued with the pump.
+    Write(Call, WriteStatus, Option<Vec<u8>>),
+    /// Whether the pump is to be told.
+    End(Call, bool),
+}
+
+/// What becomes of an end of input now.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Ended {
+    /// Answer it; whether the pump is to be told.
+    Now(bool),
+    /// It waits.
+    Parked,
+    /// Too much waits.
+    TooMany,
 }
 
 /// What becomes of a write now.
@@ -66,15 +108,55 @@ pub(super) enum Written {
 }
 
 impl Process {
-    pub(super) fn starting(id: Arc<str>, call: Call, takes_input: bool) -> Self {
+    pub(super) fn starting(id: Arc<str>, call: Call, start: Start) -> Self {
+        let Start { tty, takes_input, operation, at_ms: started_at_ms, .. } = start;
         let input = Input { open: takes_input, ledger: Ledger::default(), chunks: 0, bytes: 0, parked: VecDeque::new() };
-        let phase = Phase::Starting { call, kill: false, interrupt: false };
-        Self { id, phase, log: EventLog::default(), input, failure: None, denials: Arc::default(), granted: 0, received: 0 }
+        Self {
+            id,
+            phase: Phase::Starting(Starting { calls: vec![call], ..Starting::default() }),
+            log: EventLog::default(),
+            input,
+            tty,
+            operation,
+            started: None,
+            started_at_ms,
+            failure: None,
+            denials: Arc::default(),
+            granted: 0,
+            received: 0,
+        }
+    }
+
+    /// What `process/list` says of it.
+    pub(super) fn listed(&self) -> ListedProcess {
+        let (state, exit_code) = match self.phase {
+            Phase::Starting(_) => (ProcessState::Starting, None),
+            Phase::Running => (ProcessState::Running, None),
+            Phase::Exited(code) => (ProcessState::Exited, Some(code)),
+            Phase::Closed(code) => (ProcessState::Closed, Some(code)),
+        };
+        ListedProcess {
+            process_id: self.id.to_string(),
+            state,
+            exit_code,
+            started_at_ms: self.started_at_ms,
+            tty: self.tty,
+            sandbox_type: self.started.as_ref().map(|started| started.sandbox_type.clone()),
+            next_seq: self.log.last() + 1,
+        }
+    }
+
+    /// Repeats of its start whose callers are gone; the start itself goes on.
+    pub(super) fn abandon_repeats(&mut self) -> Vec<Call> {
+        match &mut self.phase {
+            Phase::Starting(Starting { calls, .. }) => calls.split_off(1.min(calls.len())),
+            Phase::Running | Phase::Exited(_) | Phase::Closed(_) => Vec::new(),
+        }
     }
 
     /// Whether something of it is alive on this machine, as far as is known.
     pub(super) fn is_live(&self) -> bool {
-        matches!(self.phase, Phase::Starting { .. } | Phase::Running)
+        matches!(self.phase, Phase::Starting(_) | Phase::Running)
     }
 
     /// Bytes held. What the log and the process share counts twice: either may be the one that keeps it.
@@ -105,7 +187,7 @@ impl Process {
         let page = self.log.page(after, max_bytes);
         self.log.release(page.next_seq - 1);
         let (exit_code, closed) = match self.phase {
-            Phase::Starting { .. } | Phase::Running => (None, false),
+            Phase::Starting(_) | Phase::Running => (None, false),
             Phase::Exited(code) => (Some(code), false),
             Phase::Closed(code) => (Some(code), true),
         };
@@ -149,8 +231,20 @@ impl Input {
         if self.parked.len() >= PARKED {
             return Written::TooMany;
         }
-        self.parked.push_back(Parked { call, id, chunk });
+        self.parked.push_back(Parked::Write { call, id, chunk });
         Written::Parked
+    }
+
+    /// Its end, behind the writes that wait. An input that has ended already does so again.
+    pub(super) fn end(&mut self, call: Call) -> Ended {
+        if self.parked.is_empty() {
+            return Ended::Now(std::mem::take(&mut self.open));
+        }
+        if self.parked.len() >= PARKED {
+            return Ended::TooMany;
+        }
+        self.parked.push_back(Parked::End { call });
+        Ended::Parked
     }
 
     /// One chunk of so many bytes was written.
@@ -159,18 +253,20 @@ impl Input {
         self.bytes = self.bytes.saturating_sub(bytes);
     }
 
-    /// A parked write that can be answered now.
-    pub(super) fn unpark(&mut self) -> Option<(Call, WriteStatus, Option<Vec<u8>>)> {
-        let first = self.parked.front()?;
-        let seen = self.ledger.has_seen(&first.id);
-        if self.open && !seen && !self.has_room(first.chunk.len()) {
+    /// What waited and can be answered now.
+    pub(super) fn unpark(&mut self) -> Option<Unparked> {
+        if let Parked::Write { id, chunk, .. } = self.parked.front()?
+            && self.open
+            && !self.ledger.has_seen(id)
+            && !self.has_room(chunk.len())
+        {
             return None;
         }
-        let Parked { call, id, chunk } = self.parked.pop_front()?;
-        Some(match (seen, self.open) {
-            (true, _) => (call, WriteStatus::Accepted, None),
-            (false, false) => (call, WriteStatus::StdinClosed, None),
-            (false, true) => (call, WriteStatus::Accepted, Some(self.accept(&id, chunk))),
+        Some(match self.parked.pop_front()? {
+            Parked::End { call } => Unparked::End(call, std::mem::take(&mut self.open)),
+            Parked::Write { call, id, .. } if self.ledger.has_seen(&id) => Unparked::Write(call, WriteStatus::Accepted, None),
+            Parked::Write { call, .. } if !self.open => Unparked::Write(call, WriteStatus::StdinClosed, None),
+            Parked::Write { call, id, chunk } => Unparked::Write(call, WriteStatus::Accepted, Some(self.accept(&id, chunk))),
         })
     }
 
@@ -179,9 +275,9 @@ impl Input {
         self.open = false;
     }
 
-    /// Writes whose callers are gone; nothing of them was accepted.
-    pub(super) fn abandon(&mut self) -> impl Iterator<Item = Call> {
-        std::mem::take(&mut self.parked).into_iter().map(|parked| parked.call)
+    /// What waited and whose callers are gone; nothing of it was accepted.
+    pub(super) fn abandon(&mut self) -> VecDeque<Parked> {
+        std::mem::take(&mut self.parked)
     }
 
     fn has_room(&self, bytes: usize) -> bool {
@@ -201,7 +297,8 @@ mod tests {
     use super::*;
 
     fn process() -> Process {
-        Process::starting("p".into(), 0, true)
+        let start = Start { process: String::new(), tty: false, takes_input: true, operation: None, at_ms: 0 };
+        Process::starting("p".into(), 0, start)
     }
 
     #[test]
@@ -219,10 +316,10 @@ mod tests {
         );
         assert_eq!(input.unpark(), None);
         input.taken(1);
-        assert_eq!(input.unpark(), Some((7, WriteStatus::Accepted, Some(vec![2]))));
+        assert_eq!(input.unpark(), Some(Unparked::Write(7, WriteStatus::Accepted, Some(vec![2]))));
         assert_eq!(input.unpark(), None);
         input.close();
-        assert_eq!(input.unpark(), Some((8, WriteStatus::StdinClosed, None)));
+        assert_eq!(input.unpark(), Some(Unparked::Write(8, WriteStatus::StdinClosed, None)));
         assert_eq!(input.write(1, "a".to_owned(), vec![]), Written::Now(WriteStatus::Accepted, None));
         assert_eq!(input.write(1, "b".to_owned(), vec![]), Written::Now(WriteStatus::StdinClosed, None), "it was never accepted");
     }
@@ -235,8 +332,23 @@ mod tests {
         assert_eq!(input.write(2, "x".to_owned(), vec![1]), Written::Parked, "the bytes are bounded too");
         assert_eq!(input.write(3, "x".to_owned(), vec![1]), Written::Parked);
         input.taken(INPUT_BYTES + 1);
-        assert_eq!(input.unpark(), Some((2, WriteStatus::Accepted, Some(vec![1]))));
-        assert_eq!(input.unpark(), Some((3, WriteStatus::Accepted, None)));
+        assert_eq!(input.unpark(), Some(Unparked::Write(2, WriteStatus::Accepted, Some(vec![1]))));
+        assert_eq!(input.unpark(), Some(Unparked::Write(3, WriteStatus::Accepted, None)));
+    }
+
+    #[test]
+    fn the_end_of_input_keeps_its_place_among_the_writes() {
+        let mut input = process().input;
+        assert!(matches!(input.write(1, "big".to_owned(), vec![0; INPUT_BYTES]), Written::Now(..)));
+        assert_eq!(input.write(2, "before".to_owned(), vec![1]), Written::Parked);
+        assert_eq!(input.end(3), Ended::Parked);
+        assert_eq!(input.write(4, "after".to_owned(), vec![2]), Written::Parked);
+        assert_eq!(input.unpark(), None);
+        input.taken(INPUT_BYTES);
+        assert_eq!(input.unpark(), Some(Unparked::Write(2, WriteStatus::Accepted, Some(vec![1]))));
+        assert_eq!(input.unpark(), Some(Unparked::End(3, true)));
+        assert_eq!(input.unpark(), Some(Unparked::Write(4, WriteStatus::StdinClosed, None)));
+        assert_eq!(input.end(5), Ended::Now(false), "it has ended already");
     }
 
     #[test]
@@ -247,7 +359,8 @@ mod tests {
             assert_eq!(input.write(1, nth.to_string(), vec![1]), Written::Parked);
         }
         assert_eq!(input.write(1, "one more".to_owned(), vec![1]), Written::TooMany);
-        assert_eq!(input.abandon().count(), PARKED);
+        assert_eq!(input.end(1), Ended::TooMany);
+        assert_eq!(input.abandon().len(), PARKED);
     }
 
     #[test]

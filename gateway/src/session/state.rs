@@ -1,7 +1,8 @@
 //! The state of a session. Sans-IO: `handle` takes what happened, `poll` gives what to do, `deadline` says when to call again.
 
+use super::ledger::Ledger;
 use super::message::{Answer, Call, Input, Output, Retention};
-use super::process::{Phase, Process};
+use super::process::{Parked, Phase, Process};
 use crate::process::pump::Feed;
 use portcullis_protocol::denial::Denials;
 use portcullis_protocol::event::Event;
@@ -46,6 +47,8 @@ pub(super) struct State {
     pub(super) next_key: u64,
     pub(super) processes: HashMap<u64, Process>,
     pub(super) keys: HashMap<Arc<str>, u64>,
+    /// The operations that started a process: none starts a second one when the first is forgotten.
+    pub(super) operations: Ledger,
     pub(super) readers: Vec<Reader>,
     /// Processes with something to announce, each once, in turn.
     unsent: VecDeque<u64>,
@@ -64,6 +67,7 @@ impl State {
             next_key: 0,
             processes: HashMap::new(),
             keys: HashMap::new(),
+            operations: Ledger::default(),
             readers: Vec::new(),
             unsent: VecDeque::new(),
             closed: VecDeque::new(),
@@ -80,12 +84,15 @@ impl State {
         match input {
             Input::Attach { call } => self.attach(call, now),
             Input::Detach { generation } => self.detach(generation, now),
-            Input::Start { call, process, takes_input } => self.start(call, process, takes_input),
+            Input::Start { call, start } => self.start(call, start),
             Input::Started { key, sandbox_type, enforcement } => self.started(key, sandbox_type, enforcement),
             Input::StartFailed { key, error } => self.start_failed(key, error),
             Input::Read { call, params } => self.read(call, &params, now),
             Input::Write { call, params } => self.write(call, params),
-            Input::Interrupt { call, process } => self.interrupt(call, &process),
+            Input::CloseStdin { call, process } => self.close_stdin(call, &process),
+            Input::Resize { call, process, size } => self.resize(call, &process, size),
+            Input::List { call } => self.list(call),
+            Input::Signal { call, process, signal } => self.signal(call, &process, signal),
             Input::Terminate { call, process } => self.terminate(call, &process),
             Input::Feed { key, feed } => self.feed(key, feed, now),
             Input::PumpLost { key } => self.pump_lost(key, now),
@@ -183,14 +190,21 @@ impl State {
         }
         self.attachment = Attachment::Detached { until: now + self.retention.detached };
         self.unsent.clear();
-        // Nobody is left to hear the answers. A write that waited was not accepted, so it may be sent again.
+        // Nobody is left to hear the answers. A write or an end of input that waited was not accepted, so it may be sent again.
         let gone = || RpcError::new(code::INVALID_REQUEST, "the session was detached before the call ended");
         for reader in std::mem::take(&mut self.readers) {
             self.reply(reader.call, Answer::Read(Err(gone())));
         }
-        let parked: Vec<Call> = self.processes.values_mut().flat_map(|process| process.input.abandon()).collect();
-        for call in parked {
-            self.reply(call, Answer::Write(Err(gone())));
+        let parked: Vec<Parked> = self.processes.values_mut().flat_map(|process| process.input.abandon()).collect();
+        for parked in parked {
+            match parked {
+                Parked::Write { call, .. } => self.reply(call, Answer::Write(Err(gone()))),
+                Parked::End { call } => self.reply(call, Answer::Done(Err(gone()))),
+            }
+        }
+        let repeats: Vec<Call> = self.processes.values_mut().flat_map(Process::abandon_repeats).collect();
+        for call in repeats {
+            self.reply(call, Answer::Start(Err(gone())));
         }
     }
 

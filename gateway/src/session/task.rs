@@ -1,6 +1,6 @@
 //! The task of a session: joins its state with the spawner, the pumps and the attached connection.
 
-use super::message::{Answer, Call, Input, Output, Retention};
+use super::message::{Answer, Call, Input, Output, Retention, Start};
 use super::state::State;
 use super::{AttachError, Attachment, Command, Order, Reply, SessionConfig, Turn};
 use crate::helper::spawner::{Child, Launch, LaunchError, Spawner};
@@ -11,12 +11,14 @@ use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use portcullis_protocol::fs::Empty;
-use portcullis_protocol::process::{ReadResult, StartParams, StartResult, TerminateResult, WriteResult};
+use portcullis_protocol::process::{
+    ListResult, ReadResult, ResizeParams, SignalParams, Size, StartParams, StartResult, TerminateResult, WriteResult,
+};
 use portcullis_protocol::rpc::{RpcError, code};
 use portcullis_sandbox::policy::Policy;
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
@@ -61,7 +63,8 @@ enum Caller {
     Start(Reply<StartResult>),
     Read(Reply<ReadResult>),
     Write(Reply<WriteResult>),
-    Signal(Reply<Empty>),
+    Done(Reply<Empty>),
+    List(Reply<ListResult>),
     Terminate(Reply<TerminateResult>),
 }
 
@@ -168,12 +171,27 @@ impl Task {
                     let _caller_gone = reply.send(Err(error));
                     return;
                 }
-                let (process, takes_input) = (params.process_id.clone(), params.tty || params.pipe_stdin);
-                (Caller::Prepare(params, policy, turn, reply), Input::Start { call, process, takes_input })
+                let start = Start {
+                    process: params.process_id.clone(),
+                    tty: params.tty,
+                    takes_input: params.tty || params.pipe_stdin,
+                    operation: params.operation_id.clone(),
+                    at_ms: unix_ms(),
+                };
+                (Caller::Prepare(params, policy, turn, reply), Input::Start { call, start })
             }
             Command::Read { params, reply } => (Caller::Read(reply), Input::Read { call, params }),
             Command::Write { params, reply } => (Caller::Write(reply), Input::Write { call, params }),
-            Command::Signal { params, reply } => (Caller::Signal(reply), Input::Interrupt { call, process: params.process_id }),
+            Command::CloseStdin { params, reply } => {
+                (Caller::Done(reply), Input::CloseStdin { call, process: params.process_id })
+            }
+            Command::Resize { params: ResizeParams { process_id: process, rows, cols }, reply } => {
+                (Caller::Done(reply), Input::Resize { call, process, size: Size { rows, cols } })
+            }
+            Command::List { reply } => (Caller::List(reply), Input::List { call }),
+            Command::Signal { params: SignalParams { process_id: process, signal }, reply } => {
+                (Caller::Done(reply), Input::Signal { call, process, signal })
+            }
             Command::Terminate { params, reply } => {
                 (Caller::Terminate(reply), Input::Terminate { call, process: params.process_id })
             }
@@ -199,8 +217,10 @@ impl Task {
                 Output::Launch { call, key } => self.launch(call, key),
                 Output::Grant { key, total } => self.with(key, |controls| controls.grant(total)),
                 Output::Write { key, chunk } => self.with(key, |controls| controls.write(chunk)),
-                Output::Interrupt { key } => self.with(key, Controls::interrupt),
-                Output::Kill { key } => self.with(key, Controls::kill),
+                Output::CloseStdin { key } => self.with(key, Controls::close_input),
+                Output::Resize { key, size } => self.with(key, |controls| controls.resize(size)),
+                Output::Signal { key, signal } => self.with(key, |controls| controls.signal(signal)),
+                Output::Kill { key } => self.with(key, |controls| controls.kill()),
                 Output::Forget { key } => {
                     self.controls.remove(&key);
                 }
@@ -209,8 +229,8 @@ impl Task {
         }
     }
 
-    fn with(&self, key: u64, once: impl FnOnce(&Controls)) {
-        self.controls.get(&key).map(once);
+    fn with(&mut self, key: u64, once: impl FnOnce(&mut Controls)) {
+        self.controls.get_mut(&key).map(once);
     }
 
     /// Answers a caller, who may have gone away: then the answer is dropped, and an attachment is given back.
@@ -221,7 +241,8 @@ impl Task {
             (Caller::Start(reply) | Caller::Prepare(_, _, _, reply), Answer::Start(result)) => drop(reply.send(result)),
             (Caller::Read(reply), Answer::Read(result)) => drop(reply.send(result)),
             (Caller::Write(reply), Answer::Write(result)) => drop(reply.send(result)),
-            (Caller::Signal(reply), Answer::Signal) => drop(reply.send(Ok(Empty {}))),
+            (Caller::Done(reply), Answer::Done(result)) => drop(reply.send(result.map(|()| Empty {}))),
+            (Caller::List(reply), Answer::List(result)) => drop(reply.send(Ok(result))),
             (Caller::Terminate(reply), Answer::Terminate(result)) => drop(reply.send(Ok(result))),
             (_caller, answer) => tracing::error!(?answer, "an answer to another call: its caller is told that the session ended"),
         }
@@ -340,6 +361,11 @@ impl Task {
 
 fn now() -> std::time::Instant {
     Instant::now().into_std()
+}
+
+fn unix_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// Waits for room in the connection's queue; false when the connection is gone.

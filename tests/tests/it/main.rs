@@ -7,6 +7,7 @@ mod degraded;
 mod denials;
 mod embed;
 mod exec;
+mod extras;
 mod files;
 mod fuzz;
 mod handles;

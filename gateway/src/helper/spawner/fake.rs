@@ -84,7 +84,7 @@ async fn play(mut sender: FrameSender, mut receiver: FrameReceiver) {
                     }
                 },
                 Some((SpawnerRequest::Signal { id, signal }, _)) => {
-                    let signal = if signal == super::KILL { Signal::KILL } else { Signal::INT };
+                    let signal = Signal::from_named_raw(signal).unwrap();
                     let _ended = groups.get(&id).map(|pid| kill_process_group(*pid, signal));
                 }
                 Some((other, _)) => panic!("{other:?}"),

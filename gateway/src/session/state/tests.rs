@@ -1,10 +1,15 @@
 use super::*;
 use crate::helper::spawner::fake;
+use crate::session::message::Start;
 use portcullis_protocol::base64::Chunk;
 use portcullis_protocol::event::Stream;
-use portcullis_protocol::process::{ReadParams, ReadResult, WriteParams, WriteStatus};
+use portcullis_protocol::process::{
+    ListedProcess, ProcessState, ReadParams, ReadResult, Size, StartResult, WriteParams, WriteStatus,
+};
+use portcullis_protocol::signal::Signal;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroU16;
 
 const RETENTION: Duration = Duration::from_secs(90);
 
@@ -60,12 +65,62 @@ impl Harness {
 
     /// Begins a start and answers its key.
     fn begin(&mut self, process: &str) -> Option<u64> {
-        let process = process.to_owned();
-        let call = self.call(|call| Input::Start { call, process, takes_input: true });
-        self.outputs.iter().find_map(|output| match output {
+        self.begin_with(process, None, false).1
+    }
+
+    fn begin_with(&mut self, process: &str, operation: Option<&str>, tty: bool) -> (Call, Option<u64>) {
+        let operation = operation.map(str::to_owned);
+        let start = Start { process: process.to_owned(), tty, takes_input: true, operation, at_ms: 7 };
+        let call = self.call(|call| Input::Start { call, start });
+        let key = self.outputs.iter().find_map(|output| match output {
             Output::Launch { call: of, key } if *of == call => Some(*key),
             _ => None,
-        })
+        });
+        (call, key)
+    }
+
+    fn start_answer(&mut self, call: Call) -> Option<Result<StartResult, RpcError>> {
+        match self.answers.remove(&call)? {
+            Answer::Start(result) => Some(result),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// What a call that only is carried out or not was answered.
+    fn done(&mut self, input: impl FnOnce(Call) -> Input) -> Result<(), RpcError> {
+        let call = self.call(input);
+        match self.answers.remove(&call) {
+            Some(Answer::Done(result)) => result,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn close_stdin(&mut self, process: &str) -> Result<(), RpcError> {
+        let process = process.to_owned();
+        self.done(|call| Input::CloseStdin { call, process })
+    }
+
+    fn resize(&mut self, process: &str) -> Result<(), RpcError> {
+        let (process, side) = (process.to_owned(), NonZeroU16::MIN);
+        self.done(|call| Input::Resize { call, process, size: Size { rows: side, cols: side } })
+    }
+
+    fn signal(&mut self, process: &str, signal: &str) {
+        let (process, signal) = (process.to_owned(), Signal::named(signal).unwrap());
+        self.done(|call| Input::Signal { call, process, signal }).unwrap();
+    }
+
+    fn signalled(&self) -> Vec<i32> {
+        let number = |output: &Output| if let Output::Signal { signal, .. } = output { Some(signal.number()) } else { None };
+        self.outputs.iter().filter_map(number).collect()
+    }
+
+    fn list(&mut self) -> Vec<ListedProcess> {
+        let call = self.call(|call| Input::List { call });
+        match self.answers.remove(&call) {
+            Some(Answer::List(result)) => result.processes,
+            other => panic!("{other:?}"),
+        }
     }
 
     fn start(&mut self, process: &str) -> u64 {
@@ -401,16 +456,166 @@ fn live_processes_are_bounded() {
     session.start("more");
 }
 
+#[test]
+fn the_same_start_sent_again_is_answered_as_the_first_and_starts_nothing() {
+    let mut session = Harness::attached();
+    let (first, key) = session.begin_with("p", Some("o"), false);
+    let (second, none) = session.begin_with("p", Some("o"), false);
+    assert_eq!(none, None);
+    assert!(session.start_answer(second).is_none(), "it waits with the first");
+    for other in [None, Some("other")] {
+        let (call, none) = session.begin_with("p", other, false);
+        refused(session.start_answer(call).unwrap(), "process p already exists");
+        assert_eq!(none, None);
+    }
+    // The link is cut: who repeats is answered, and the start goes on.
+    session.handle(Input::Detach { generation: 1 });
+    refused(session.start_answer(second).unwrap(), "the session was detached before the call ended");
+    session.attach();
+    let (third, none) = session.begin_with("p", Some("o"), false);
+    assert_eq!(none, None);
+    let key = key.unwrap();
+    session.handle(Input::Started { key, sandbox_type: "none", enforcement: None });
+    let answer = session.start_answer(first).unwrap().unwrap();
+    assert_eq!(session.start_answer(third).unwrap().unwrap(), answer);
+    session.close(key);
+    let (late, none) = session.begin_with("p", Some("o"), false);
+    assert_eq!((session.start_answer(late).unwrap().unwrap(), none), (answer, None));
+    session.announced();
+    // Even when it is forgotten it is not started anew, and another start is.
+    while !session.list().is_empty() {
+        session.jump();
+    }
+    let (later, none) = session.begin_with("p", Some("o"), false);
+    let text = "process p was started by this operation before and is forgotten: it is not started again";
+    refused(session.start_answer(later).unwrap(), text);
+    assert_eq!(none, None);
+    assert!(session.begin_with("p", Some("other"), false).1.is_some());
+}
+
+#[test]
+fn all_that_repeat_a_start_hear_that_it_failed_and_may_try_again() {
+    let mut session = Harness::attached();
+    let (first, key) = session.begin_with("p", Some("o"), false);
+    let (second, _) = session.begin_with("p", Some("o"), false);
+    session.handle(Input::StartFailed { key: key.unwrap(), error: RpcError::new(code::INTERNAL, "no") });
+    for call in [first, second] {
+        refused(session.start_answer(call).unwrap(), "no");
+    }
+    assert!(session.begin_with("p", Some("o"), false).1.is_some(), "nothing was started");
+}
+
+#[test]
+fn input_ends_once_and_only_where_it_can() {
+    let mut session = Harness::attached();
+    refused(session.close_stdin("p"), "unknown process id p");
+    let key = session.begin("p").unwrap();
+    refused(session.close_stdin("p"), "process id p is starting");
+    session.handle(Input::Started { key, sandbox_type: "none", enforcement: None });
+    let huge = session.ask_write("p", "1", &[0; 16 << 20]);
+    session.write_answer(huge).unwrap().unwrap();
+    // A write waits, so the end waits behind it; a cut link takes both back.
+    let write = session.ask_write("p", "2", b"x");
+    let end = session.call(|call| Input::CloseStdin { call, process: "p".to_owned() });
+    session.handle(Input::Detach { generation: 1 });
+    assert!(matches!(session.answers.remove(&end), Some(Answer::Done(Err(_)))));
+    assert!(session.write_answer(write).unwrap().is_err());
+    session.attach();
+    let write = session.ask_write("p", "2", b"x");
+    let end = session.call(|call| Input::CloseStdin { call, process: "p".to_owned() });
+    session.handle(Input::Feed { key, feed: Feed::Taken { bytes: 16 << 20 } });
+    assert_eq!(session.write_answer(write).unwrap().unwrap(), WriteStatus::Accepted);
+    assert!(matches!(session.answers.remove(&end), Some(Answer::Done(Ok(())))));
+    let told = |output: &&Output| matches!(output, Output::CloseStdin { .. } | Output::Write { .. });
+    let told: Vec<bool> = session.outputs.iter().filter(told).map(|told| matches!(told, Output::CloseStdin { .. })).collect();
+    assert_eq!(told, [false, false, true], "the end comes last");
+    assert_eq!(session.write("p", "3").unwrap(), WriteStatus::StdinClosed);
+    assert_eq!(session.write("p", "2").unwrap(), WriteStatus::Accepted, "an id that was accepted");
+    session.close_stdin("p").unwrap();
+    session.close(key);
+    session.close_stdin("p").unwrap();
+    assert_eq!(session.outputs.iter().filter(|output| matches!(output, Output::CloseStdin { .. })).count(), 1);
+
+    let (_, key) = session.begin_with("t", None, true);
+    session.handle(Input::Started { key: key.unwrap(), sandbox_type: "none", enforcement: None });
+    let text = "process t has a terminal, whose input cannot be closed: write the byte \\x04 to end it";
+    refused(session.close_stdin("t"), text);
+}
+
+#[test]
+fn terminals_are_resized_and_nothing_else() {
+    let mut session = Harness::attached();
+    refused(session.resize("p"), "unknown process id p");
+    session.start("p");
+    refused(session.resize("p"), "process p has no terminal to resize: it was started without `tty`");
+    let (_, key) = session.begin_with("t", None, true);
+    refused(session.resize("t"), "process id t is starting");
+    let key = key.unwrap();
+    session.handle(Input::Started { key, sandbox_type: "none", enforcement: None });
+    session.resize("t").unwrap();
+    assert!(session.outputs.iter().any(|output| matches!(output, Output::Resize { key: of, .. } if *of == key)));
+    session.close(key);
+    session.resize("t").unwrap();
+}
+
+#[test]
+fn signals_of_a_start_are_sent_once_it_runs() {
+    let mut session = Harness::attached();
+    session.signal("nobody", "interrupt");
+    let key = session.begin("p").unwrap();
+    for name in ["stop", "user1", "continue", "stop", "continue"] {
+        session.signal("p", name);
+    }
+    assert_eq!(session.signalled(), [] as [i32; 0]);
+    session.handle(Input::Started { key, sandbox_type: "none", enforcement: None });
+    assert_eq!(session.signalled(), [10, 19, 18], "each once, in the order in which they were last wanted");
+    session.signal("p", "SIGWINCH");
+    session.signal("p", "SIGKILL");
+    assert_eq!((session.signalled().last(), session.killed()), (Some(&28), vec![key]), "kill is terminate");
+    session.exit(key);
+    session.signal("p", "terminate");
+    assert_eq!(session.signalled().last(), Some(&28));
+}
+
+#[test]
+fn processes_are_listed_in_the_order_of_their_starts() {
+    let mut session = Harness::attached();
+    assert!(session.list().is_empty());
+    let closed = session.start("z");
+    let exited = session.start("y");
+    session.begin_with("x", None, true).1.unwrap();
+    session.start("w");
+    session.output(closed, 3);
+    session.close(closed);
+    session.exit(exited);
+    let listed = session.list();
+    let told: Vec<_> = listed
+        .iter()
+        .map(|process| (process.process_id.as_str(), process.state, process.exit_code, process.tty, process.next_seq))
+        .collect();
+    let expect = [
+        ("z", ProcessState::Closed, Some(3), false, 4),
+        ("y", ProcessState::Exited, Some(3), false, 2),
+        ("x", ProcessState::Starting, None, true, 1),
+        ("w", ProcessState::Running, None, false, 1),
+    ];
+    assert_eq!(told, expect);
+    assert_eq!((listed[2].sandbox_type.as_deref(), listed[3].sandbox_type.as_deref()), (None, Some("none")));
+    assert!(listed.iter().all(|process| process.started_at_ms == 7));
+}
+
 /// Operations of a client and of pumps, as a fuzzer sees them.
 #[derive(Debug, Clone)]
 enum Step {
     Attach,
     Detach { stale: bool },
     Start(u8),
+    StartWith { process: u8, operation: u8 },
     Started(u8),
     Failed(u8),
     Read { process: u8, after: u64, wait: u16 },
     Write { process: u8, id: u8 },
+    CloseStdin(u8),
     Taken(u8),
     Terminate(u8),
     Output(u8, u16),
@@ -426,10 +631,12 @@ fn step() -> impl Strategy<Value = Step> {
         Just(Step::Attach),
         any::<bool>().prop_map(|stale| Step::Detach { stale }),
         process.clone().prop_map(Step::Start),
+        (process.clone(), 0..2_u8).prop_map(|(process, operation)| Step::StartWith { process, operation }),
         process.clone().prop_map(Step::Started),
         process.clone().prop_map(Step::Failed),
         (process.clone(), 0..6_u64, 0..3000_u16).prop_map(|(process, after, wait)| Step::Read { process, after, wait }),
         (process.clone(), any::<u8>()).prop_map(|(process, id)| Step::Write { process, id }),
+        process.clone().prop_map(Step::CloseStdin),
         process.clone().prop_map(Step::Taken),
         process.clone().prop_map(Step::Terminate),
         (process.clone(), 1..9000_u16).prop_map(|(process, bytes)| Step::Output(process, bytes)),
@@ -484,6 +691,13 @@ proptest! {
                 Step::Start(process) => if let Some(key) = session.begin(&process.to_string()) {
                     pumps.insert(process, (key, Pumped::Starting));
                 },
+                Step::StartWith { process, operation } if attached => {
+                    let (call, key) = session.begin_with(&process.to_string(), Some(&operation.to_string()), false);
+                    match key {
+                        Some(key) => drop(pumps.insert(process, (key, Pumped::Starting))),
+                        None => drop(asked.insert(call)),
+                    }
+                }
                 Step::Started(process) => if let Some((key, at @ Pumped::Starting)) = pumps.get_mut(&process) {
                     *at = Pumped::Running;
                     session.handle(Input::Started { key: *key, sandbox_type: "none", enforcement: None });
@@ -498,6 +712,10 @@ proptest! {
                 }
                 Step::Write { process, id } if attached => {
                     asked.insert(session.ask_write(&process.to_string(), &id.to_string(), &[0; 100]));
+                }
+                Step::CloseStdin(process) if attached => {
+                    let process = process.to_string();
+                    asked.insert(session.call(|call| Input::CloseStdin { call, process }));
                 }
                 Step::Taken(process) => if let Some((key, Pumped::Running)) = pumps.get(&process).copied() {
                     session.handle(Input::Feed { key, feed: Feed::Taken { bytes: 100 } });
@@ -535,7 +753,7 @@ proptest! {
                     session.now += Duration::from_millis(u64::from(seconds));
                     session.handle(Input::Timeout);
                 }
-                Step::Read { .. } | Step::Write { .. } | Step::Terminate(_) => {}
+                Step::StartWith { .. } | Step::Read { .. } | Step::Write { .. } | Step::CloseStdin(_) | Step::Terminate(_) => {}
             }
             if session.has_ended() {
                 prop_assert!(!attached, "only a detached session expires");

@@ -6,7 +6,8 @@ use crate::helper::spawner::fake;
 use portcullis_protocol::base64::{Chunk, decode};
 use portcullis_protocol::helper::{Enforced, ExitStatus, SpawnerEvent, SpawnerRequest, Step, StepFailed};
 use portcullis_protocol::path::WirePath;
-use portcullis_protocol::process::{ReadParams, Signal, SignalParams, TerminateParams, WriteParams, WriteStatus};
+use portcullis_protocol::process::{CloseStdinParams, ReadParams, SignalParams, TerminateParams, WriteParams, WriteStatus};
+use portcullis_protocol::signal::Signal;
 use serde_json::Value;
 use std::collections::BTreeMap;
 
@@ -102,7 +103,11 @@ impl Client {
     }
 
     async fn interrupt(&self, process: &str) {
-        let params = SignalParams { process_id: process.to_owned(), signal: Signal::Interrupt };
+        self.signal(process, Signal::INTERRUPT).await;
+    }
+
+    async fn signal(&self, process: &str, signal: Signal) {
+        let params = SignalParams { process_id: process.to_owned(), signal };
         self.ask(|reply| Command::Signal { params, reply }).await.await.unwrap().unwrap();
     }
 
@@ -255,6 +260,24 @@ async fn input_is_written_once_and_in_order() {
     assert_eq!(client.story().await.exit, Some(137));
     assert_eq!(client.write("p", "late", b"x").await, WriteStatus::StdinClosed);
     assert_eq!(client.write("p", "same", b"x").await, WriteStatus::Accepted);
+    client.end().await;
+}
+
+#[tokio::test]
+async fn input_ends_behind_what_was_accepted() {
+    let mut client = Client::new().await;
+    // It reads once all that it wrote is taken, which is after the end was asked for: most of the input is on its way then.
+    let script = "head -c 8388608 /dev/zero; wc -c";
+    client.start(StartParams { pipe_stdin: true, ..shell("p", script) }).await.unwrap();
+    let chunk = vec![b'x'; 65536];
+    for nth in 0..20 {
+        assert_eq!(client.write("p", &nth.to_string(), &chunk).await, WriteStatus::Accepted);
+    }
+    let params = CloseStdinParams { process_id: "p".to_owned() };
+    client.ask(|reply| Command::CloseStdin { params, reply }).await.await.unwrap().unwrap();
+    assert_eq!(client.write("p", "late", b"x").await, WriteStatus::StdinClosed);
+    let story = client.story().await;
+    assert!(story.output["stdout"].ends_with(b"\x001310720\n") && story.exit == Some(0));
     client.end().await;
 }
 
