@@ -10,7 +10,7 @@ use portcullis::client::{
 use portcullis::protocol::denial::{Denial, Denials, Wanted};
 use portcullis::protocol::event::Stream;
 use portcullis::protocol::path::WirePath;
-use portcullis::protocol::process::{EnvPolicy, Inherit, StartParams, WriteStatus};
+use portcullis::protocol::process::{EnvPolicy, Inherit, ReadResult, StartParams, WriteStatus};
 use portcullis::{Config, ExecServerRuntimePaths, Gateway};
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -62,7 +62,6 @@ async fn start_and_follow(client: ExecServerClient, params: &StartParams) -> Res
             tell(&Denials { list: error.denials(), more: 0 });
         }
     })?;
-    drop(client);
     let followed = match params.tty.then(RawMode::begin).transpose() {
         Ok(_until_it_ended) => follow(&mut process, params.tty).await,
         Err(error) => Err(error),
@@ -77,6 +76,11 @@ async fn start_and_follow(client: ExecServerClient, params: &StartParams) -> Res
     };
     if code != 0 {
         tell(&denials);
+        // A sandbox that had to end says why; if the link is gone by now, nobody can.
+        let asked = serde_json::json!({"processId": process.id(), "maxBytes": 1});
+        if let Ok(ReadResult { failure: Some(reason), .. }) = client.call("process/read", &asked).await {
+            let _stderr_closed = writeln!(io::stderr(), "portcullis: {reason}");
+        }
     }
     Ok(ExitCode::from(u8::try_from(code & 0xff).unwrap_or(u8::MAX)))
 }

@@ -5,7 +5,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
 use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
-use std::io::{Read as _, Seek as _, Write as _};
+use std::io::{BufRead as _, BufReader, Read as _, Seek as _, Write as _};
 use std::os::fd::OwnedFd;
 use std::process::{Child, Command, Output, Stdio};
 
@@ -372,4 +372,25 @@ fn a_terminal_is_refused_where_there_is_none() {
         assert_eq!(child.wait().expect("an end").code(), Some(125));
         assert!(stderr.contains(&format!("--tty: {name} is not a terminal")), "{stderr}");
     }
+}
+
+#[test]
+fn a_sandbox_that_had_to_end_says_why() {
+    let place = tempfile::tempdir().expect("a directory");
+    let top = place.path().canonicalize().expect("it exists");
+    std::fs::create_dir(top.join(".git")).expect("fresh");
+    let workspace = top.to_str().expect("UTF-8");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_portcullis"));
+    command.args(["exec", "--workspace", workspace, "--", "sh", "-c", "echo ready; exec sleep 600"]);
+    let piped = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = piped.spawn().expect("start the program");
+    let mut stdout = BufReader::new(child.stdout.take().expect("piped"));
+    let mut line = String::new();
+    stdout.read_line(&mut line).expect("text");
+    assert_eq!(line, "ready\n");
+    std::fs::rename(top.join(".git"), top.join("moved")).expect("own directory");
+    let mut stderr = String::new();
+    child.stderr.take().expect("piped").read_to_string(&mut stderr).expect("text");
+    assert_eq!(child.wait().expect("an end").code(), Some(137), "{stderr}");
+    assert!(stderr.contains("/.git` was made, moved or replaced from outside"), "{stderr}");
 }
