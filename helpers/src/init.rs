@@ -41,6 +41,8 @@ const EXIT_FAILED: i32 = 127;
 pub(crate) enum InitReport {
     /// It is about to use a mount point there, which has to be removed from the machine after its end.
     Point(Bytes),
+    /// Another end of what tells of covers comes along. The kernel takes its time to close the last one: that shall not be init's.
+    Watch,
     /// The program ended. Others of the sandbox may live on.
     Ended {
         /// How.
@@ -131,6 +133,10 @@ fn prepare(
     let own_proc = own.view.own_proc;
     let points = std::mem::take(&mut own.view.points);
     let mut covers = Covers::watch(&own.view.covered, &own.view.awaited);
+    if let Some(watch) = covers.descriptor() {
+        let frame = encode(&InitReport::Watch, b"", 1).map_err(|error| failed(Step::Frame, &error.to_string(), None))?;
+        let _gone = send_all(tether, &frame, Some(watch));
+    }
     if let Some(path) = covers.lost() {
         let attempt = format!("hold `{}`: it was replaced while the sandbox was made; start again", path.display());
         return Err(failed(Step::Enforce, &attempt, None));

@@ -13,7 +13,7 @@ use crate::launch::{Order, failed};
 use crate::pending::Launch;
 use crate::probe;
 use crate::sys;
-use crate::tether::{self, Outcome, Tether};
+use crate::tether::{self, Leftovers, Outcome, Tether};
 use portcullis_protocol::helper::{BUILD, ExitStatus, Frame, NamespaceLayer, SpawnerEvent, SpawnerRequest, Step, decode, encode};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
@@ -45,8 +45,8 @@ pub(crate) fn run(socket: OwnedFd) -> ExitCode {
     }
     kill_all(&spawner.children);
     for tether in spawner.tethers.into_values() {
-        let (_nobody_to_tell, points) = tether.finish(ExitStatus::Signal(libc::SIGKILL));
-        tether::remove(&points);
+        let (_nobody_to_tell, left) = tether.finish(ExitStatus::Signal(libc::SIGKILL));
+        tether::remove(&left.points);
     }
     // Those that were about it were killed with the rest.
     spawner.removals.values().for_each(|removal| tether::remove(&removal.points));
@@ -307,21 +307,21 @@ impl Spawner {
         if let Some(Removal { then: Some((id, outcome)), .. }) = self.removals.remove(&pid) {
             self.tell_end(id, outcome);
         }
-        let (end, points) = match self.tethers.remove(&pid) {
+        let (end, left) = match self.tethers.remove(&pid) {
             Some(tether) => tether.finish(status),
-            None => (Some(Outcome::of(status)), Vec::new()),
+            None => (Some(Outcome::of(status)), Leftovers::default()),
         };
         match name {
             Some(Name::Process(id)) => {
                 self.children.remove(pid);
-                self.give_back(points, end.map(|outcome| (id, outcome)));
+                self.give_back(left, end.map(|outcome| (id, outcome)));
             }
             Some(Name::Worker(id)) => {
                 self.children.remove(pid);
                 self.tell(&SpawnerEvent::WorkerEnded { id, status: Some(status) });
             }
             None => {
-                self.give_back(points, None);
+                self.give_back(left, None);
                 self.children.drop_empty_groups();
             }
         }

@@ -1,12 +1,11 @@
 //! The spawner's end of the socket to a sandbox's init.
 
-use crate::frames::{Wait, send};
+use crate::frames::{Inlet, Received, Wait, send};
 use crate::init::InitReport;
 use portcullis_protocol::denial::Denials;
-use portcullis_protocol::helper::{Deframer, ExitStatus, decode};
+use portcullis_protocol::helper::{ExitStatus, decode};
 use portcullis_protocol::path::Bytes;
 use portcullis_sandbox::mounts;
-use rustix::io::Errno;
 use std::ffi::OsString;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
@@ -21,9 +20,11 @@ pub(crate) struct Tether {
     /// Whose sandbox it is.
     pub(crate) session: String,
     socket: OwnedFd,
-    reports: Deframer,
+    inlet: Inlet,
     /// Nothing more comes from it.
     closed: bool,
+    /// Keeps what tells of covers from being closed by init.
+    watch: Option<OwnedFd>,
     /// Mount points that have to be removed after its end.
     points: Vec<PathBuf>,
     /// How the program ended, once init has told, until it is taken.
@@ -56,8 +57,9 @@ impl Tether {
         Self {
             session,
             socket,
-            reports: Deframer::default(),
+            inlet: Inlet::new(),
             closed: false,
+            watch: None,
             points: Vec::new(),
             ended: None,
             is_alone: false,
@@ -72,21 +74,20 @@ impl Tether {
 
     /// Takes what init has said so far.
     pub(crate) fn read(&mut self) {
-        let mut buffer = [0; 4096];
         while !self.closed {
-            match rustix::io::read(&self.socket, &mut buffer[..]) {
-                Ok(0) => self.closed = true,
-                Ok(length) => self.reports.push(&buffer[..length]),
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => break,
-                Err(_broken) => self.closed = true,
-            }
-        }
-        while let Ok(Some(frame)) = self.reports.next_frame() {
+            let (frame, mut descriptors) = match self.inlet.next(self.socket.as_fd(), Wait::No) {
+                Ok(Received::Frame(frame, descriptors)) => (frame, descriptors),
+                Ok(Received::Later) => return,
+                Ok(Received::End) | Err(_) => {
+                    self.closed = true;
+                    return;
+                }
+            };
             match decode(&frame.body) {
                 Ok(InitReport::Point(Bytes(path))) if self.points.len() < MOST_POINTS => {
                     self.points.push(PathBuf::from(OsString::from_vec(path)));
                 }
+                Ok(InitReport::Watch) => self.watch = descriptors.pop(),
                 Ok(InitReport::Ended { status, denials, failure, is_alone }) if !self.told => {
                     self.ended = Some(Outcome { status, denials, failure });
                     self.is_alone = is_alone;
@@ -114,12 +115,21 @@ impl Tether {
 
     /// After init was reaped with `status`: how the program ended, unless that was taken before, and the mount points that
     /// have to be given back.
-    pub(crate) fn finish(mut self, status: ExitStatus) -> (Option<Outcome>, Vec<PathBuf>) {
+    pub(crate) fn finish(mut self, status: ExitStatus) -> (Option<Outcome>, Leftovers) {
         self.read();
         // Without a word from it, the program ended with its init.
         let outcome = (!self.told).then(|| self.ended.unwrap_or_else(|| Outcome::of(status)));
-        (outcome, self.points)
+        (outcome, Leftovers { points: self.points, watch: self.watch })
     }
+}
+
+/// What an init left.
+#[derive(Debug, Default)]
+pub(crate) struct Leftovers {
+    /// Mount points that have to be given back.
+    pub(crate) points: Vec<PathBuf>,
+    /// What told of covers, to be closed by somebody who has time.
+    pub(crate) watch: Option<OwnedFd>,
 }
 
 /// Removes mount points of which nobody else takes care.

@@ -8,15 +8,14 @@ use crate::launch::{self, Order, failed};
 use crate::pending::Launch;
 use crate::probe;
 use crate::sys::{self, Fork};
-use crate::tether::{self, Outcome, Tether};
+use crate::tether::{self, Leftovers, Outcome, Tether};
 use portcullis_protocol::helper::{NamespaceLayer, SpawnerEvent, Step};
 use portcullis_sandbox::namespaces;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::Pid;
-use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::os::fd::{AsRawFd, OwnedFd};
 
 impl Spawner {
     pub(super) fn start_worker(&mut self, id: u64, descriptors: &[OwnedFd]) {
@@ -93,13 +92,18 @@ impl Spawner {
     }
 
     /// Removes mount points in a child, for on a file system that hangs it must not hold up everybody, and then tells of an end.
-    pub(super) fn give_back(&mut self, points: Vec<PathBuf>, then: Option<(u64, Outcome)>) {
-        if !points.is_empty() {
+    pub(super) fn give_back(&mut self, left: Leftovers, then: Option<(u64, Outcome)>) {
+        let Leftovers { points, watch } = left;
+        if points.is_empty() {
+            close_aside(watch);
+        } else {
             match sys::fork() {
                 Ok(Fork::Child) => {
                     // Above all the gateway's socket, of which this would be another end.
-                    let _open = sys::close_range(0, u32::MAX);
+                    let kept: Vec<_> = watch.iter().map(AsRawFd::as_raw_fd).collect();
+                    let _open = launch::close_all_but(&kept);
                     tether::remove(&points);
+                    close_aside(watch);
                     sys::end(0)
                 }
                 // It is nobody's by name.
@@ -110,5 +114,18 @@ impl Spawner {
         if let Some((id, outcome)) = then {
             self.tell_end(id, outcome);
         }
+    }
+}
+
+/// Has a child close the last end of what told of covers, which takes the kernel some ten milliseconds.
+fn close_aside(watch: Option<OwnedFd>) {
+    /// Long enough for everybody else to have closed theirs.
+    const LAST: std::time::Duration = std::time::Duration::from_millis(100);
+    if let Some(watch) = watch
+        && let Ok(Fork::Child) = sys::fork()
+    {
+        let _open = launch::close_all_but(&[watch.as_raw_fd()]);
+        std::thread::sleep(LAST);
+        sys::end(0)
     }
 }

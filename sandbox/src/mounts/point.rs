@@ -5,8 +5,7 @@
 //!
 //! Whoever uses a mount point holds a shared lock (`flock(2)`) on it, which ends with the holder however that dies. It is
 //! removed by whoever of its owners gets the exclusive one, so that no sandbox's end lifts another's protection; and it is
-//! recognised by its mode, so that one that was left behind is taken over by the next sandbox there, and goes with that. Who
-//! holds an exclusive lock to annoy others keeps it from being locked and from being removed: it is used without.
+//! recognised by its mode, so that one that was left behind is taken over by the next sandbox there, and goes with that.
 
 use super::MountError;
 use rustix::fs::{
@@ -24,7 +23,7 @@ use std::path::{Path, PathBuf};
 const MARK: RawMode = 0o1755;
 
 /// Bound of the tries to make one while another sandbox removes it.
-const MAX_TRIES: usize = 64;
+const MAX_TRIES: u32 = 64;
 
 /// Longer than it takes to remove a directory.
 const A_MOMENT: std::time::Duration = std::time::Duration::from_millis(1);
@@ -77,6 +76,10 @@ impl Point {
                         path.display()
                     )));
                 }
+                Err(Errno::WOULDBLOCK) => {
+                    let text = format!("hold `{}`: somebody keeps a lock (flock) on it; end that process", path.display());
+                    return Err(MountError::refused(text));
+                }
                 Err(errno) => return Err(fail(errno)),
             }
         }
@@ -86,13 +89,14 @@ impl Point {
     /// Shares a mount point that exists; none if what stands there is another directory by now.
     fn hold(path: &Path) -> Result<Option<Self>, Errno> {
         let directory = open_directory(path)?;
-        // Somebody who removes one holds it for a moment; who holds it for longer keeps it from being removed as well.
-        for _attempt in 0..MAX_TRIES {
-            match flock(&directory, FlockOperation::NonBlockingLockShared) {
-                Ok(()) => break,
-                Err(Errno::WOULDBLOCK) => std::thread::sleep(A_MOMENT),
-                Err(errno) => return Err(errno),
+        // Somebody who removes one holds it for a moment. Without the lock it could be removed while it is used.
+        let mut attempt = 0;
+        while let Err(errno) = flock(&directory, FlockOperation::NonBlockingLockShared) {
+            if errno != Errno::WOULDBLOCK || attempt == MAX_TRIES {
+                return Err(errno);
             }
+            std::thread::sleep(A_MOMENT * attempt);
+            attempt += 1;
         }
         // Removed between opening and locking, the lock would protect nothing.
         if !is_at(&directory, path)? {
