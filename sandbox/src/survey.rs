@@ -100,7 +100,7 @@ pub fn survey(policy: &Policy, tables: &Compiled, roots: &Roots) -> Result<Vec<F
         }
         // A link cannot be covered; the directory that it lies in can be kept as it is.
         for directory in links {
-            found.retain(|known| known.path.as_path().parent() != Some(&directory));
+            found.retain(|known| known.kind != FoundKind::Nested || known.path.as_path().parent() != Some(&directory));
             found.extend(place(&directory, FoundKind::Protected));
         }
     }
