@@ -6,10 +6,12 @@
 mod client;
 mod place;
 mod program;
+mod workspace;
 
 pub use client::{Client, Events, Refusal};
 pub use place::Place;
 pub use program::{Program, Server, Watched, executable, portcullis, without};
+pub use workspace::{Workspace, at, special};
 
 use std::time::Duration;
 
