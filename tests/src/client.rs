@@ -210,7 +210,8 @@ impl Client {
         let mut seen = Vec::new();
         while !seen.windows(text.len()).any(|window| window == text.as_bytes()) {
             let notice = self.notice(id).await;
-            assert_eq!(notice["method"], "process/output", "{notice} came before `{text}`");
+            let so_far = String::from_utf8_lossy(&seen);
+            assert_eq!(notice["method"], "process/output", "{notice} came before `{text}`, after `{so_far}`");
             seen.extend(unbase64(&notice["params"]["chunk"]));
         }
     }

@@ -104,14 +104,17 @@ async fn input_ends_after_what_was_written() {
     assert_eq!(client.refused("process/closeStdin", json!({"processId": 3})).await.code, -32602);
 }
 
-/// Says which signals it got, and ends at the first SIGTERM.
+/// Says which signals it got, and ends at the first SIGTERM. It writes without a buffer, because a
+/// signal may come while its last line is on the way, and Python's buffered writers refuse to be
+/// entered twice.
 const LISTENER: &str = "
-import signal, sys
+import os, signal, sys
+def say(line): os.write(1, (line + '\\n').encode())
 def told(number, frame):
-    print(signal.Signals(number).name, flush=True)
+    say(signal.Signals(number).name)
     if number == signal.SIGTERM: sys.exit(7)
 for name in 'HUP INT QUIT USR1 USR2 CONT WINCH TERM PIPE URG'.split(): signal.signal(getattr(signal, 'SIG' + name), told)
-print('ready', flush=True)
+say('ready')
 while True: signal.pause()
 ";
 
