@@ -117,7 +117,7 @@ impl ExecServerClient {
 }
 
 async fn shake_hands(orders: &mpsc::Sender<Order>, client_name: &str) -> Result<InitializeResult, ExecServerError> {
-    let params = InitializeParams { client_name: client_name.to_owned(), resume_session_id: None };
+    let params = InitializeParams::new(client_name);
     let initialized = call(orders, "initialize", &params).await?;
     let text =
         rpc::notification_text("initialized", &serde_json::json!({})).map_err(|error| unwritable("initialized", &error))?;

@@ -50,6 +50,7 @@ pub(crate) fn extensions() -> Extensions {
         process_signals: Signal::names().map(str::to_owned).collect(),
         process_list: true,
         operation_id: true,
+        ..Extensions::default()
     }
 }
 

@@ -58,7 +58,7 @@ mod tests {
     use portcullis_protocol::init::InitializeParams;
 
     fn initialize() -> Call {
-        Call::Initialize(InitializeParams { client_name: String::new(), resume_session_id: None })
+        Call::Initialize(InitializeParams::default())
     }
 
     #[test]

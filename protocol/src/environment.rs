@@ -76,6 +76,18 @@ pub struct Extensions {
     pub process_list: bool,
     /// `operationId` of `process/start`.
     pub operation_id: bool,
+    /// `operationId` of the file calls that change something.
+    pub file_operation_id: bool,
+    /// `events` of `process/read`, and `whenFull` of `process/start`.
+    pub process_events: bool,
+    /// `process/acknowledge`, and `acknowledge` of `initialize`.
+    pub process_acknowledge: bool,
+    /// `keepHandles` of `initialize`.
+    pub keep_handles: bool,
+    /// `takeOver` of `initialize`.
+    pub take_over: bool,
+    /// What `retentionMs` of `initialize` may ask for at most; 0 if it is not understood.
+    pub max_retention_ms: u64,
 }
 
 /// What can be enforced on requests and processes here, and what not and why, as found when the server started.

@@ -50,6 +50,10 @@ pub struct WriteFileParams {
     /// False refuses a link in any component.
     #[serde(default)]
     pub follow_symlinks: Option<bool>,
+    /// Names this change, so that it can be sent again: 1 to 256 bytes. The same call with the same operation id is answered as
+    /// the first was; nothing is done twice.
+    #[serde(default)]
+    pub operation_id: Option<String>,
     /// What the request may touch; none: everything.
     #[serde(default, alias = "sandboxPolicy", alias = "policy")]
     pub sandbox: Option<Box<RawValue>>,
@@ -67,6 +71,10 @@ pub struct CreateDirectoryParams {
     /// False refuses a link in any component.
     #[serde(default)]
     pub follow_symlinks: Option<bool>,
+    /// Names this change, so that it can be sent again: 1 to 256 bytes. The same call with the same operation id is answered as
+    /// the first was; nothing is done twice.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub operation_id: Option<String>,
     /// What the request may touch; none: everything.
     #[serde(default, alias = "sandboxPolicy", alias = "policy", skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<Box<RawValue>>,
@@ -87,6 +95,10 @@ pub struct RemoveParams {
     /// False refuses a link in any component.
     #[serde(default)]
     pub follow_symlinks: Option<bool>,
+    /// Names this change, so that it can be sent again: 1 to 256 bytes. The same call with the same operation id is answered as
+    /// the first was; nothing is done twice.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub operation_id: Option<String>,
     /// What the request may touch; none: everything.
     #[serde(default, alias = "sandboxPolicy", alias = "policy", skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<Box<RawValue>>,
@@ -102,6 +114,10 @@ pub struct CopyParams {
     pub destination_path: WirePath,
     /// Copy what is below too.
     pub recursive: bool,
+    /// Names this change, so that it can be sent again: 1 to 256 bytes. The same call with the same operation id is answered as
+    /// the first was; nothing is done twice.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub operation_id: Option<String>,
     /// What the request may touch; none: everything.
     #[serde(default, alias = "sandboxPolicy", alias = "policy", skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<Box<RawValue>>,

@@ -7,6 +7,7 @@ use crate::fs::{
     WalkParams, WatchMissingParams, WriteBlockParams, WriteFileParams,
 };
 use crate::init::InitializeParams;
+use crate::logged::AcknowledgeParams;
 use crate::process::{
     CloseStdinParams, ClosedNotice, ExitedNotice, OutputNotice, ReadParams, ResizeParams, SignalParams, StartParams,
     TerminateParams, WriteParams,
@@ -30,6 +31,8 @@ pub enum Call {
     ProcessStart(Box<StartParams>),
     /// `process/read`
     ProcessRead(ReadParams),
+    /// `process/acknowledge`
+    ProcessAcknowledge(AcknowledgeParams),
     /// `process/write`
     ProcessWrite(WriteParams),
     /// `process/closeStdin`
@@ -152,6 +155,7 @@ impl Call {
             "environment/status" => params.nothing(Self::EnvironmentStatus),
             "process/start" => params.read(|start| Self::ProcessStart(Box::new(start))),
             "process/read" => params.read(Self::ProcessRead),
+            "process/acknowledge" => params.read(Self::ProcessAcknowledge),
             "process/write" => params.read(Self::ProcessWrite),
             "process/closeStdin" => params.read(Self::ProcessCloseStdin),
             "process/resize" => params.read(Self::ProcessResize),
@@ -184,6 +188,7 @@ impl Call {
             Self::EnvironmentStatus => Family::EnvironmentStatus,
             Self::ProcessStart(_)
             | Self::ProcessRead(_)
+            | Self::ProcessAcknowledge(_)
             | Self::ProcessWrite(_)
             | Self::ProcessCloseStdin(_)
             | Self::ProcessResize(_)

@@ -4,6 +4,7 @@ use crate::base64::Chunk;
 use crate::denial::{self, Denial};
 use crate::event::Stream;
 use crate::helper::Enforced;
+use crate::logged::{Gap, LoggedEvent, WhenFull};
 use crate::path::WirePath;
 use crate::signal::Signal;
 use serde::{Deserialize, Serialize};
@@ -62,6 +63,9 @@ pub struct StartParams {
     /// same start and answered as the first was; nothing is started twice.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub operation_id: Option<String>,
+    /// What becomes of its output when there is no room for it and nobody is attached.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub when_full: Option<WhenFull>,
 }
 
 impl StartParams {
@@ -86,6 +90,7 @@ impl StartParams {
             enforcement: false,
             size: None,
             operation_id: None,
+            when_full: None,
         }
     }
 }
@@ -153,7 +158,7 @@ pub struct StartResult {
 }
 
 /// Parameters of `process/read`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ReadParams {
     /// The process.
@@ -167,6 +172,10 @@ pub struct ReadParams {
     /// How long to wait for news, in milliseconds.
     #[serde(default)]
     pub wait_ms: Option<u64>,
+    /// Answer every event behind `after_seq` as `events`, and no chunks. Then an answer always has a bound, `next_seq` is one
+    /// past its last event, and a cursor from the future is an error.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub events: bool,
 }
 
 /// Result of `process/read`.
@@ -197,6 +206,12 @@ pub struct ReadResult {
     /// How many more there were; absent if none.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub denials_more: u64,
+    /// What is behind `after_seq` and not kept any more; absent if nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gap: Option<Gap>,
+    /// Every event of this page, in order, if that was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub events: Option<Vec<LoggedEvent>>,
 }
 
 /// Output in a [`ReadResult`].

@@ -144,8 +144,13 @@ impl Harness {
     }
 
     fn ask_read(&mut self, process: &str, after: u64, wait_ms: u64) -> Call {
-        let params =
-            ReadParams { process_id: process.to_owned(), after_seq: Some(after), max_bytes: None, wait_ms: Some(wait_ms) };
+        let params = ReadParams {
+            process_id: process.to_owned(),
+            after_seq: Some(after),
+            max_bytes: None,
+            wait_ms: Some(wait_ms),
+            ..ReadParams::default()
+        };
         self.call(|call| Input::Read { call, params })
     }
 

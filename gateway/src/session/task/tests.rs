@@ -83,8 +83,13 @@ impl Client {
     }
 
     async fn read(&self, process: &str, after: u64, wait_ms: u64) -> ReadResult {
-        let params =
-            ReadParams { process_id: process.to_owned(), after_seq: Some(after), max_bytes: None, wait_ms: Some(wait_ms) };
+        let params = ReadParams {
+            process_id: process.to_owned(),
+            after_seq: Some(after),
+            max_bytes: None,
+            wait_ms: Some(wait_ms),
+            ..ReadParams::default()
+        };
         self.ask(|reply| Command::Read { params, reply }).await.await.unwrap().unwrap()
     }
 
@@ -451,7 +456,13 @@ async fn a_session_outlives_its_connection() {
     assert!(matches!(client.try_attach(other).await, Err(AttachError)));
     assert_eq!(client.write("p", "1", b"\n").await, WriteStatus::Accepted);
     // A long poll does not hold the session.
-    let poll = ReadParams { process_id: "p".to_owned(), after_seq: Some(99), max_bytes: None, wait_ms: Some(60_000) };
+    let poll = ReadParams {
+        process_id: "p".to_owned(),
+        after_seq: Some(99),
+        max_bytes: None,
+        wait_ms: Some(60_000),
+        ..ReadParams::default()
+    };
     let poll = client.ask(|reply| Command::Read { params: poll, reply }).await;
     client.detach().await;
     assert!(poll.await.unwrap().is_err());
@@ -516,7 +527,8 @@ async fn a_start_waits_for_the_mutations_before_it() {
     let before = client.attachment.as_mut().unwrap().order.mutation();
     let mut start = client.ask_start(shell("p", "true")).await;
     // The session has taken the start in by the time it answers this.
-    let read = ReadParams { process_id: "p".to_owned(), after_seq: None, max_bytes: None, wait_ms: None };
+    let read =
+        ReadParams { process_id: "p".to_owned(), after_seq: None, max_bytes: None, wait_ms: None, ..ReadParams::default() };
     let read = client.ask(|reply| Command::Read { params: read, reply }).await.await.unwrap();
     assert_eq!(read.unwrap_err().message, "process id p is starting");
     assert!(start.try_recv().is_err());
