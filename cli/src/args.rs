@@ -36,6 +36,9 @@ pub(crate) struct Serve {
     /// Seconds for which a detached session and a closed process are kept.
     #[arg(long, value_name = "SECONDS", default_value_t = 90, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub(crate) detached_retention: u64,
+    /// The most seconds that a client may ask for instead.
+    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub(crate) max_retention: u64,
     /// Where there are no namespaces, start processes under policies with writable roots all the same, although they are then not kept from .git and other
     /// protected names there, nor from chmod, chown, utime and xattr outside.
     #[arg(long)]

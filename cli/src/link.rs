@@ -15,7 +15,7 @@ const QUEUE: usize = 16;
 /// # Errors
 /// See [`ExecServerError`].
 pub async fn connect(gateway: &Gateway, client_name: &str) -> Result<(ExecServerClient, JoinHandle<()>), ExecServerError> {
-    let (link, LinkEnd { incoming, mut outgoing }) = Link::pair("JSON-RPC message from a client in this process", false);
+    let (link, LinkEnd { incoming, mut outgoing, .. }) = Link::pair("JSON-RPC message from a client in this process", false);
     gateway.accept(link).await;
     let (to_gateway, mut from_client) = mpsc::channel::<String>(QUEUE);
     let (to_client, from_gateway) = mpsc::channel(QUEUE);

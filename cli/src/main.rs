@@ -53,6 +53,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
                 config.ceiling = policy::ceiling(name, &options.workspace)?;
             }
             config.retention = Duration::from_secs(options.detached_retention);
+            config.max_retention = Duration::from_secs(options.max_retention);
             runtime
                 .block_on(portcullis::serve(options.listen.parse()?, config))
                 .map(|()| ExitCode::SUCCESS)

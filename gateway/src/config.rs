@@ -32,6 +32,8 @@ pub struct Config {
     pub concurrent_requests: usize,
     /// How long a detached session and a closed process are kept.
     pub retention: Duration,
+    /// The most that a client may ask for instead of `retention`.
+    pub max_retention: Duration,
     /// After this long a file call is lost and its worker killed, so that one hung call stops nothing.
     pub fs_deadline: Duration,
     /// Where there are no namespaces, accept write policies for processes although nothing keeps them from protected metadata.
@@ -53,6 +55,7 @@ impl Config {
             paths,
             concurrent_requests: 64,
             retention: Duration::from_secs(90),
+            max_retention: Duration::from_secs(600),
             fs_deadline: Duration::from_secs(120),
             allow_unprotected_metadata: false,
             ceiling: None,

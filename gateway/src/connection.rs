@@ -9,10 +9,10 @@ use crate::core::Core;
 use crate::environment;
 use crate::handles::{Disk, Handles};
 use crate::handshake::Handshake;
-use crate::link::{Incoming, Link, Outgoing};
+use crate::link::{Doubt, Incoming, Link, Outgoing};
 use crate::policies::Policies;
 use crate::reply;
-use crate::session::{AttachError, Attachment, Command, SessionHandle};
+use crate::session::{AttachError, Attachment, Command, Newcomer, SessionHandle, Terms};
 use portcullis_protocol::environment::{EnvironmentInfo, EnvironmentStatus};
 use portcullis_protocol::fs::Empty;
 use portcullis_protocol::init::{InitializeParams, InitializeResult};
@@ -23,6 +23,7 @@ use serde::Serialize;
 use std::collections::VecDeque;
 use std::future::Future;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -32,20 +33,25 @@ use tokio_util::sync::CancellationToken;
 const WAITING: usize = 256;
 /// Bytes of large replies that are being made or wait for the client to take them. A larger one goes alone.
 const REPLY_BYTES: usize = 64 << 20;
+/// The WebSocket close code of a connection whose session another one took over: of the range that RFC 6455 section 7.4.2
+/// leaves to applications.
+const TAKEN_OVER: u16 = 4001;
 /// Control calls that run; each is one exchange with the session, so a few are many.
 const CONTROL: usize = 64;
 
 /// Serves one client until its link ends or the gateway closes.
 pub(crate) async fn run(core: Arc<Core>, link: Link, closing: CancellationToken) {
-    let Link { mut incoming, outgoing, peer, resumable } = link;
+    let Link { mut incoming, outgoing, peer, resumable, doubt } = link;
     let disk = Disk { blocking: Blocking::new(), deadline: core.config.fs_deadline };
     let slots = core.config.concurrent_requests.max(1);
     let policies = Policies::new(core.machine.clone(), core.ceiling.clone());
     let mut connection = Connection {
         core,
         outgoing,
+        doubt,
         peer,
-        closing,
+        leaving: closing.child_token(),
+        keeps_handles: false,
         handshake: Handshake::default(),
         attached: None,
         policies,
@@ -61,8 +67,13 @@ pub(crate) async fn run(core: Arc<Core>, link: Link, closing: CancellationToken)
     loop {
         tokio::select! {
             biased;
-            () = connection.closing.cancelled() => {
-                let close = Outgoing::Close { code: 1001, reason: "the server is shutting down".to_owned() };
+            () = connection.leaving.cancelled() => {
+                let (code, reason) = if closing.is_cancelled() {
+                    (1001, "the server is shutting down")
+                } else {
+                    (TAKEN_OVER, "another connection took the session over")
+                };
+                let close = Outgoing::Close { code, reason: reason.to_owned() };
                 let _link_full_or_gone = connection.outgoing.try_send(close);
                 break;
             }
@@ -84,8 +95,12 @@ pub(crate) async fn run(core: Arc<Core>, link: Link, closing: CancellationToken)
 struct Connection {
     core: Arc<Core>,
     outgoing: mpsc::Sender<Outgoing>,
+    doubt: Doubt,
     peer: String,
-    closing: CancellationToken,
+    /// The gateway closes, or another connection takes the session over.
+    leaving: CancellationToken,
+    /// Its client wants to find its file handles again after a cut.
+    keeps_handles: bool,
     handshake: Handshake,
     attached: Option<(SessionHandle, Attachment)>,
     policies: Policies,
@@ -167,7 +182,7 @@ impl Connection {
             Call::Initialize(params) => self.initialize(id, params).await,
             Call::EnvironmentInfo(params) => {
                 let enforcement = params.enforcement.then(|| Box::new(self.core.enforcement.clone()));
-                let extensions = params.extensions.then(|| Box::new(environment::extensions()));
+                let extensions = params.extensions.then(|| Box::new(environment::extensions(&self.core.config)));
                 self.answer(&id, &EnvironmentInfo { enforcement, extensions, ..self.core.environment.clone() }).await
             }
             Call::EnvironmentStatus => self.answer(&id, &EnvironmentStatus { status: "ready".to_owned() }).await,
@@ -201,12 +216,22 @@ impl Connection {
         };
         let (reply, attached) = oneshot::channel();
         let unknown = || reply::invalid(format!("unknown session id {}", session.id()));
-        session.send(Command::Attach { outgoing: self.outgoing.clone(), reply }).await.map_err(|_| unknown())?;
-        let attachment = attached.await.map_err(|_| unknown())?.map_err(|AttachError| {
+        let longest = self.core.config.max_retention;
+        let terms = Terms {
+            take_over: params.take_over,
+            retention: params.retention_ms.map(|asked| Duration::from_millis(asked).min(longest)),
+        };
+        let newcomer =
+            Newcomer { outgoing: self.outgoing.clone(), evicted: self.leaving.clone(), doubt: self.doubt.clone(), terms };
+        session.send(Command::Attach { newcomer, reply }).await.map_err(|_| unknown())?;
+        let mut attachment = attached.await.map_err(|_| unknown())?.map_err(|AttachError| {
             RpcError::new(code::ATTACHED, format!("session {} is already attached to another connection", session.id()))
         })?;
-        let result =
-            InitializeResult { session_id: session.id().to_string(), environment_info: Some(self.core.environment.clone()) };
+        let extensions = params.extensions.then(|| Box::new(environment::extensions(&self.core.config)));
+        let environment_info = Some(EnvironmentInfo { extensions, ..self.core.environment.clone() });
+        let result = InitializeResult { session_id: session.id().to_string(), environment_info };
+        self.handles = std::mem::take(&mut attachment.handles);
+        self.keeps_handles = params.keep_handles;
         self.attached = Some((session, attachment));
         self.handshake.attached();
         self.answer(&id, &result).await
@@ -266,11 +291,11 @@ impl Connection {
         Ok(())
     }
 
-    /// Waits for room towards the client, but not when the gateway closes.
+    /// Waits for room towards the client, but not when the connection is to end.
     async fn send(&self, text: String) {
         tokio::select! {
             _link_gone = self.outgoing.send(Outgoing::Text(text)) => {}
-            () = self.closing.cancelled() => {}
+            () = self.leaving.cancelled() => {}
         }
     }
 
@@ -290,8 +315,9 @@ impl Connection {
         self.waiting.clear();
         self.calls.shutdown().await;
         self.control.shutdown().await;
-        let Some((session, Attachment { generation, order })) = self.attached else { return };
-        let command = if resumable { Command::Detach { generation, order } } else { Command::Close };
+        let Some((session, attachment)) = self.attached else { return };
+        let handles = if self.keeps_handles { self.handles } else { Handles::default() };
+        let command = if resumable { Command::Detach(Attachment { handles, ..attachment }) } else { Command::Close };
         let _session_ended = session.send(command).await;
     }
 }

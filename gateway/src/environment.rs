@@ -43,13 +43,17 @@ pub(crate) fn describe(config: &Config) -> EnvironmentInfo {
 }
 
 /// What this server understands beyond the wire that its clients know.
-pub(crate) fn extensions() -> Extensions {
+pub(crate) fn extensions(config: &Config) -> Extensions {
     Extensions {
         process_resize: true,
         process_close_stdin: true,
         process_signals: Signal::names().map(str::to_owned).collect(),
         process_list: true,
         operation_id: true,
+        file_operation_id: true,
+        keep_handles: true,
+        take_over: true,
+        max_retention_ms: u64::try_from(config.max_retention.as_millis()).unwrap_or(u64::MAX),
         ..Extensions::default()
     }
 }

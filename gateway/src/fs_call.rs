@@ -13,10 +13,11 @@ use portcullis_protocol::fs::{
 use portcullis_protocol::helper::{FsDone, FsError, FsOperation, INLINE_PAYLOAD, WalkBounds};
 use portcullis_protocol::method::Call;
 use portcullis_protocol::path::{AbsolutePath, WirePath};
-use portcullis_protocol::rpc::{self, Id, RpcError};
+use portcullis_protocol::rpc::{self, Id, RpcError, code};
 use rustix::fs::{MemfdFlags, memfd_create};
 use serde::Serialize;
 use serde_json::value::RawValue;
+use sha2::{Digest as _, Sha256};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -24,6 +25,8 @@ use std::sync::Arc;
 const READ_LIMIT: u64 = 512 << 20;
 /// Workers that one call tries: one may have ended a moment before, and a root of the policy may just have been replaced.
 const ATTEMPTS: usize = 4;
+/// Bytes of an operation id: it is kept beyond its call.
+const LONGEST_OPERATION: usize = 256;
 
 /// A file call, ready for a worker.
 #[derive(Debug)]
@@ -34,12 +37,15 @@ pub(crate) struct FsCall {
     content: Vec<u8>,
     /// The request's sandbox object.
     pub(crate) sandbox: Option<Box<RawValue>>,
+    /// The client's name for this change, if it may send it again.
+    pub(crate) operation_id: Option<String>,
 }
 
 impl FsCall {
     /// Takes a call apart. Calls that are no file calls come back as they are.
     pub(crate) fn prepare(call: Call) -> Result<Result<Self, RpcError>, Call> {
         let follow = |choice: Option<bool>| choice.unwrap_or(true);
+        let mut operation_id = None;
         let (method, sandbox, content, operation) = match call {
             Call::FsReadFile(p) => (
                 "readFile",
@@ -48,24 +54,20 @@ impl FsCall {
                 local(&p.path).map(|path| FsOperation::ReadFile { path, follow: follow(p.follow_symlinks), limit: READ_LIMIT }),
             ),
             Call::FsWriteFile(p) => match p.data_base64.0 {
-                Ok(bytes) => (
-                    "writeFile",
-                    p.sandbox,
-                    bytes,
-                    local(&p.path).map(|path| FsOperation::WriteFile { path, follow: follow(p.follow_symlinks) }),
-                ),
+                Ok(bytes) => {
+                    operation_id = p.operation_id;
+                    let path = local(&p.path);
+                    let operation = path.map(|path| FsOperation::WriteFile { path, follow: follow(p.follow_symlinks) });
+                    ("writeFile", p.sandbox, bytes, operation)
+                }
                 Err(error) => return Ok(Err(reply::invalid(format!("fs/writeFile requires valid base64 dataBase64: {error}")))),
             },
-            Call::FsCreateDirectory(p) => (
-                "createDirectory",
-                p.sandbox,
-                Vec::new(),
-                local(&p.path).map(|path| FsOperation::CreateDirectory {
-                    path,
-                    recursive: p.recursive.unwrap_or(true),
-                    follow: follow(p.follow_symlinks),
-                }),
-            ),
+            Call::FsCreateDirectory(p) => {
+                operation_id = p.operation_id;
+                let (recursive, follow) = (p.recursive.unwrap_or(true), follow(p.follow_symlinks));
+                let operation = local(&p.path).map(|path| FsOperation::CreateDirectory { path, recursive, follow });
+                ("createDirectory", p.sandbox, Vec::new(), operation)
+            }
             Call::FsGetMetadata(p) => (
                 "getMetadata",
                 p.sandbox,
@@ -84,31 +86,42 @@ impl FsCall {
                 Vec::new(),
                 local(&p.path).and_then(|path| Ok(FsOperation::Walk { path, options: bounds(&p.options)? })),
             ),
-            Call::FsRemove(p) => (
-                "remove",
-                p.sandbox,
-                Vec::new(),
-                local(&p.path).map(|path| FsOperation::Remove {
-                    path,
-                    recursive: p.recursive.unwrap_or(true),
-                    force: p.force.unwrap_or(true),
-                    follow: follow(p.follow_symlinks),
-                }),
-            ),
-            Call::FsCopy(p) => (
-                "copy",
-                p.sandbox,
-                Vec::new(),
-                local(&p.source_path).and_then(|source| {
+            Call::FsRemove(p) => {
+                operation_id = p.operation_id;
+                let (recursive, force, follow) =
+                    (p.recursive.unwrap_or(true), p.force.unwrap_or(true), follow(p.follow_symlinks));
+                let operation = local(&p.path).map(|path| FsOperation::Remove { path, recursive, force, follow });
+                ("remove", p.sandbox, Vec::new(), operation)
+            }
+            Call::FsCopy(p) => {
+                operation_id = p.operation_id;
+                let operation = local(&p.source_path).and_then(|source| {
                     Ok(FsOperation::Copy { source, destination: local(&p.destination_path)?, recursive: p.recursive })
-                }),
-            ),
+                });
+                ("copy", p.sandbox, Vec::new(), operation)
+            }
             Call::FsOpen(p) => {
                 ("open", p.sandbox, Vec::new(), local(&p.path).map(|path| FsOperation::Open { path, mode: p.mode }))
             }
             other => return Err(other),
         };
-        Ok(operation.map(|operation| Self { attempt: attempt(method, &operation), operation, content, sandbox }))
+        Ok(operation.and_then(|operation| {
+            let attempt = attempt(method, &operation);
+            check_operation(&attempt, operation_id.as_deref())?;
+            Ok(Self { attempt, operation, content, sandbox, operation_id })
+        }))
+    }
+
+    /// Of everything that the call asks for: two calls with the same digest ask for the same.
+    pub(crate) fn digest(&self) -> [u8; 32] {
+        let sandbox = self.sandbox.as_deref().map_or("", RawValue::get);
+        let mut hash = Sha256::new();
+        // Each part is preceded by its length, so that no two calls run into the same bytes.
+        for part in [format!("{:?}", self.operation).as_bytes(), sandbox.as_bytes(), &self.content] {
+            hash.update(u64::try_from(part.len()).unwrap_or(u64::MAX).to_le_bytes());
+            hash.update(part);
+        }
+        hash.finalize().into()
     }
 
     /// Carries the call out through the session's worker for this policy. The turn ends when the worker answers.
@@ -138,6 +151,17 @@ impl FsCall {
             };
         }
         Err(reply::internal(format!("{attempt}: a root of the policy is replaced again and again; nothing was done")))
+    }
+}
+
+/// Whether an operation id is one.
+pub(crate) fn check_operation(attempt: &str, id: Option<&str>) -> Result<(), RpcError> {
+    match id.map(str::len) {
+        Some(length) if !(1..=LONGEST_OPERATION).contains(&length) => Err(RpcError::new(
+            code::INVALID_PARAMS,
+            format!("{attempt}: operationId of {length} bytes: 1 to {LONGEST_OPERATION} are allowed"),
+        )),
+        _ => Ok(()),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::budget::{Budget, Charge};
 use bytes::Bytes;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 /// Messages that wait in one direction. A client that reads nothing holds up its own calls once they are this many, and
 /// never anyone else's.
@@ -22,15 +22,30 @@ pub struct Link {
     pub(crate) peer: String,
     /// Whether the session may outlive this link: no on stdio, whose client cannot come back.
     pub(crate) resumable: bool,
+    pub(crate) doubt: Doubt,
+}
+
+/// Raised when somebody else wants what the client of a link has: the client may be gone without a word, and a transport that
+/// can should ask it. Clones are the same.
+#[derive(Debug, Clone)]
+pub(crate) struct Doubt(watch::Sender<()>);
+
+impl Doubt {
+    pub(crate) fn raise(&self) {
+        self.0.send_replace(());
+    }
 }
 
 /// The other end: a transport, or a client in this process.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct LinkEnd {
     /// Towards the gateway.
     pub incoming: Inlet,
     /// From the gateway.
     pub outgoing: mpsc::Receiver<Outgoing>,
+    /// Changes when the gateway doubts that the client is still there. It ends when the connection does.
+    pub doubts: watch::Receiver<()>,
 }
 
 /// Where a transport puts a client's messages.
@@ -94,9 +109,10 @@ impl Link {
     pub fn pair(peer: impl Into<String>, resumable: bool) -> (Self, LinkEnd) {
         let (messages, incoming) = mpsc::channel(QUEUE);
         let (outgoing, from_gateway) = mpsc::channel(QUEUE);
-        let link = Self { incoming, outgoing, peer: peer.into(), resumable };
+        let (doubt, doubts) = watch::channel(());
+        let link = Self { incoming, outgoing, peer: peer.into(), resumable, doubt: Doubt(doubt) };
         let inlet = Inlet { messages, budget: Budget::new(INCOMING_BYTES) };
-        (link, LinkEnd { incoming: inlet, outgoing: from_gateway })
+        (link, LinkEnd { incoming: inlet, outgoing: from_gateway, doubts })
     }
 }
 

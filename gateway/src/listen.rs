@@ -33,6 +33,9 @@ const MESSAGE: usize = 64 << 20;
 /// How often a client is pinged, and how long it may say nothing, a pong included, before it counts as gone.
 const PING: Duration = Duration::from_secs(15);
 const SILENCE: Duration = Duration::from_secs(45);
+/// How long a client has to say something, a pong included, once another connection wants its session: most likely it has
+/// come back itself while we have not heard that the old connection broke.
+const DOUBT: Duration = Duration::from_secs(5);
 /// How long open HTTP exchanges may hold up the end, and a client's unread messages the end of its connection.
 const STRAGGLERS: Duration = Duration::from_secs(1);
 /// Upgraded sockets on their way to the gateway.
@@ -262,22 +265,32 @@ async fn upgrade(
 
 /// Carries messages between a socket and its link until either ends. When we end it, a close frame goes first.
 async fn carry(socket: WebSocket, end: LinkEnd) {
-    let LinkEnd { incoming, mut outgoing } = end;
+    let LinkEnd { incoming, mut outgoing, doubts } = end;
+    let (mut doubted, mut asked) = (doubts.clone(), doubts);
     let (mut sink, mut stream) = socket.split();
     let (ended, mut reader_ended) = oneshot::channel();
     let read = async move {
+        let (mut patience, mut last) = (SILENCE, Instant::now());
         let offence = loop {
             let message = tokio::select! {
-                message = tokio::time::timeout(SILENCE, stream.next()) => message,
+                message = tokio::time::timeout_at(last + patience, stream.next()) => message,
                 () = incoming.closed() => break None,
+                Ok(()) = doubted.changed() => {
+                    // Not longer than it would have had anyway.
+                    patience = (last.elapsed() + DOUBT).min(patience);
+                    continue;
+                }
             };
+            let heard = Instant::now();
+            let silence = heard.duration_since(last);
+            (patience, last) = (SILENCE, heard);
             let bytes = match message {
                 Ok(Some(Ok(Message::Text(text)))) => Bytes::from(text),
                 Ok(Some(Ok(Message::Binary(bytes)))) => bytes,
                 Ok(Some(Ok(Message::Ping(_) | Message::Pong(_)))) => continue,
                 Ok(Some(Ok(Message::Close(_))) | None) => break None,
                 Ok(Some(Err(error))) => break offence(&error),
-                Err(_elapsed) => break Some((close_code::AWAY, format!("nothing came for {} s", SILENCE.as_secs()))),
+                Err(_elapsed) => break Some((close_code::AWAY, format!("nothing came for {} s", silence.as_secs()))),
             };
             if incoming.send(bytes).await.is_err() {
                 break None;
@@ -289,6 +302,7 @@ async fn carry(socket: WebSocket, end: LinkEnd) {
     let write = async move {
         let mut ping = tokio::time::interval_at(Instant::now() + PING, PING);
         ping.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut doubt_again = Instant::now();
         loop {
             let mut room = None;
             let message = tokio::select! {
@@ -302,6 +316,14 @@ async fn carry(socket: WebSocket, end: LinkEnd) {
                     None => return,
                 },
                 _tick = ping.tick() => Message::Ping(Bytes::new()),
+                // Whoever wants the session may ask many times a second.
+                Ok(()) = asked.changed() => {
+                    if Instant::now() < doubt_again {
+                        continue;
+                    }
+                    doubt_again = Instant::now() + DOUBT;
+                    Message::Ping(Bytes::new())
+                }
                 offence = &mut reader_ended => match offence {
                     Ok(Some((code, reason))) => close(code, reason),
                     Ok(None) | Err(_) => return,

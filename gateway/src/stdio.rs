@@ -18,7 +18,7 @@ where
 }
 
 async fn carry<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(end: LinkEnd, input: R, mut output: W) {
-    let LinkEnd { incoming, mut outgoing } = end;
+    let LinkEnd { incoming, mut outgoing, .. } = end;
     let read = async move {
         let mut input = BufReader::new(input);
         loop {

@@ -50,6 +50,14 @@ impl Client {
         client
     }
 
+    /// Connects, with both steps of the handshake and more members of `initialize`.
+    pub async fn connect_with(server: &Server, resume: Option<&str>, more: Value) -> Self {
+        let mut client = Self::dial(&server.url).await;
+        client.initialize_with(resume, more).await.expect("initialize");
+        client.send(&json!({"method": "initialized"})).await;
+        client
+    }
+
     /// Resumes a session, trying again while its old connection is not gone yet.
     pub async fn resume(server: &Server, session: &str) -> Self {
         let mut client = Self::dial(&server.url).await;
@@ -77,7 +85,13 @@ impl Client {
 
     /// Sends `initialize`.
     pub async fn initialize(&mut self, resume: Option<&str>) -> Result<Value, Refusal> {
-        let result = self.call("initialize", json!({"clientName": "test", "resumeSessionId": resume})).await?;
+        self.initialize_with(resume, json!({})).await
+    }
+
+    /// Sends `initialize` with more members.
+    pub async fn initialize_with(&mut self, resume: Option<&str>, more: Value) -> Result<Value, Refusal> {
+        let params = merged(json!({"clientName": "test", "resumeSessionId": resume}), more);
+        let result = self.call("initialize", params).await?;
         self.session = result["sessionId"].as_str().expect("a session id").to_owned();
         Ok(result)
     }
@@ -161,6 +175,17 @@ impl Client {
                 Some(Ok(Message::Text(text))) => return Some(serde_json::from_str(&text).expect("JSON")),
                 Some(Ok(Message::Close(_)) | Err(_)) | None => return None,
                 Some(Ok(_)) => {}
+            }
+        }
+    }
+
+    /// Waits until the server closes the connection, and answers with which code.
+    pub async fn closed(&mut self) -> Option<u16> {
+        loop {
+            match timeout(PATIENCE, self.socket.next()).await.expect("a message in time") {
+                Some(Ok(Message::Close(frame))) => return frame.map(|frame| frame.code.into()),
+                Some(Ok(_)) => {}
+                Some(Err(_)) | None => return None,
             }
         }
     }

@@ -1,14 +1,15 @@
 //! Routes of the file calls and of file handles.
 
 use super::Connection;
-use crate::answer::{Answer, text, text_size};
+use crate::answer::{Answer, answered, text, text_size};
+use crate::blocking;
 use crate::core::Core;
 use crate::fs_call::{self, FsCall};
 use crate::handles::{self, Disk};
 use crate::helper::worker::Done;
 use crate::policies::Named;
 use crate::reply;
-use crate::session::Turn;
+use crate::session::{Change, Command, Turn};
 use portcullis_protocol::fs::{Empty, HandleParams, OpenParams, ReadBlockParams, WriteBlockParams};
 use portcullis_protocol::helper::{FsDone, FsOperation, MAX_BODY};
 use portcullis_protocol::method::Call;
@@ -23,6 +24,9 @@ impl Connection {
     pub(super) fn files(&mut self, id: Id, call: Call) -> Result<(), RpcError> {
         let (core, disk, replies) = (Arc::clone(&self.core), self.disk.clone(), self.replies.clone());
         let carried = self.prepare(call)?;
+        if carried.call.operation_id.is_some() {
+            return self.change(id, carried);
+        }
         self.run(id.clone(), async move {
             let attempt = carried.call.attempt.clone();
             let listing = match carried.call.operation {
@@ -39,6 +43,29 @@ impl Connection {
             };
             let text = fs_call::reply_text(&id, &attempt, done, &disk.blocking).await?;
             Ok(Answer { text, room })
+        });
+        Ok(())
+    }
+
+    /// A change that may have been sent before: the session carries it out, so that its outcome is known whatever becomes of
+    /// this connection.
+    fn change(&mut self, id: Id, carried: Prepared) -> Result<(), RpcError> {
+        let (core, disk, charge) = (Arc::clone(&self.core), self.disk.clone(), self.charge.take());
+        let (session, _attachment) = self.attached.as_ref().ok_or_else(reply::session_ended)?;
+        let session = session.clone();
+        self.run(id.clone(), async move {
+            let attempt = carried.call.attempt.clone();
+            let lost = |lost: blocking::Lost| reply::internal(format!("{attempt}: {lost}"));
+            let (digest, carried) = disk.blocking.run(move || (carried.call.digest(), carried)).await.map_err(lost)?;
+            let operation = carried.call.operation_id.clone().unwrap_or_default();
+            let work = Box::pin(async move {
+                let _room_of_the_message = charge;
+                carried.out(&core, &disk).await.map(|_changed| ())
+            });
+            let (reply, answer) = oneshot::channel();
+            let change = Change { operation, digest, work };
+            session.send(Command::Change { change, reply }).await.map_err(|_| reply::session_ended())?;
+            answered(id, answer).await
         });
         Ok(())
     }

@@ -2,6 +2,7 @@
 
 use super::env::environment;
 use super::pty::Terminal;
+use crate::fs_call::check_operation;
 use crate::helper::spawner::{Launch, LaunchError, Stdio};
 use portcullis_protocol::event::Stream;
 use portcullis_protocol::helper::{Command, Enforced, Step, StepFailed};
@@ -27,9 +28,6 @@ pub(crate) struct Ends {
 /// Bytes of a process's id: it is kept for as long as the process is known.
 const LONGEST_ID: usize = 4096;
 
-/// Bytes of an operation's id, which is kept with the process.
-const LONGEST_OPERATION: usize = 256;
-
 /// The working directory of a start.
 pub(crate) fn working_directory(params: &StartParams) -> Result<&AbsolutePath, RpcError> {
     params.cwd.local().map_err(|error| {
@@ -51,11 +49,7 @@ pub(crate) fn check(params: &StartParams, is_confined: bool) -> Result<(), RpcEr
     if params.size.is_some() && !params.tty {
         return wrong("size is for a process with a terminal: set tty");
     }
-    if let Some(operation) = &params.operation_id
-        && !(1..=LONGEST_OPERATION).contains(&operation.len())
-    {
-        return wrong(&format!("operationId of {} bytes: 1 to {LONGEST_OPERATION} are allowed", operation.len()));
-    }
+    check_operation("process/start", params.operation_id.as_deref())?;
     if params.network_proxy.is_some() {
         return wrong("networkProxy is not supported: managed networking is not built, so nothing was started");
     }

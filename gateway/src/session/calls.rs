@@ -1,6 +1,7 @@
 //! The calls of a session's client on its processes.
 
 use super::message::{Answer, Call, Output, Start};
+use super::operations::Come;
 use super::process::{Ended, Phase, Process, Starting, Unparked, Written};
 use super::state::{Reader, State};
 use portcullis_protocol::helper::Enforced;
@@ -94,6 +95,22 @@ impl State {
         self.forget(key);
         for call in calls {
             self.reply(call, Answer::Start(Err(error.clone())));
+        }
+    }
+
+    /// A change of files that may have been sent before.
+    pub(super) fn change(&mut self, call: Call, operation: String, digest: [u8; 32]) {
+        match self.changes.come(call, &operation, digest) {
+            Ok(Come::New) => self.outputs.push_back(Output::Change { call }),
+            Ok(Come::Running) => {}
+            Ok(Come::Ended(outcome)) => self.reply(call, Answer::Done(outcome)),
+            Err(twice) => self.refuse(call, format!("operationId {operation}: {twice}; nothing was done")),
+        }
+    }
+
+    pub(super) fn changed(&mut self, operation: String, outcome: Result<(), RpcError>) {
+        for call in self.changes.ended(operation, outcome.clone()) {
+            self.reply(call, Answer::Done(outcome.clone()));
         }
     }
 

@@ -33,11 +33,43 @@ pub(super) struct Start {
     pub(super) at_ms: u64,
 }
 
+/// On what terms a connection takes a session.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Terms {
+    /// The connection that has it is to give way.
+    pub(crate) take_over: bool,
+    /// How long it is to be kept from now on without a connection, and its closed processes.
+    pub(crate) retention: Option<Duration>,
+}
+
+/// Why a change that was sent again is not answered as the first was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Twice {
+    /// The name belongs to another change.
+    #[error("this operationId belongs to another call")]
+    Another,
+    /// Too many are on their way.
+    #[error("too many changes with an operationId are on their way")]
+    TooMany,
+}
+
 /// What happened.
 #[derive(Debug)]
 pub(super) enum Input {
     Attach {
         call: Call,
+        terms: Terms,
+    },
+    /// A change of files that may have been sent before.
+    Change {
+        call: Call,
+        operation: String,
+        digest: [u8; 32],
+    },
+    /// A change came to its end.
+    Changed {
+        operation: String,
+        outcome: Result<(), RpcError>,
     },
     Detach {
         generation: u64,
@@ -101,6 +133,14 @@ pub(super) enum Input {
 #[derive(Debug)]
 pub(super) enum Output {
     Reply(Call, Answer),
+    /// The attached connection is to leave; its `Detach` must follow.
+    Evict,
+    /// Somebody else wanted the session: is the attached connection's client still there?
+    Doubt,
+    /// Carry out the change of this call; `Changed` must follow.
+    Change {
+        call: Call,
+    },
     /// Start the process of this call; `Started` or `StartFailed` must follow.
     Launch {
         call: Call,

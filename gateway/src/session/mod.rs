@@ -8,15 +8,19 @@ mod calls;
 mod ledger;
 mod log;
 mod message;
+mod operations;
 mod order;
 mod process;
 mod state;
 mod task;
 
+pub(crate) use message::Terms;
 pub(crate) use order::{Order, Turn};
 
+use crate::handles::Handles;
 use crate::helper::spawner::Spawner;
-use crate::link::Outgoing;
+use crate::link::{Doubt, Outgoing};
+use futures_util::future::BoxFuture;
 use portcullis_protocol::fs::Empty;
 use portcullis_protocol::process::{
     CloseStdinParams, ListResult, ReadParams, ReadResult, ResizeParams, SignalParams, StartParams, StartResult, TerminateParams,
@@ -28,6 +32,7 @@ use std::ffi::OsString;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
 
 /// Commands in line; the task takes them at once, so a few are enough.
 const QUEUE: usize = 64;
@@ -81,6 +86,36 @@ pub(crate) struct Attachment {
     pub(crate) generation: u64,
     /// The session's mutations; to be given back too, so that their order holds over a resume.
     pub(crate) order: Order,
+    /// File handles that the connection before left, or this one leaves.
+    pub(crate) handles: Handles,
+}
+
+/// A connection that wants a session.
+#[derive(Debug)]
+pub(crate) struct Newcomer {
+    /// Where its client hears.
+    pub(crate) outgoing: mpsc::Sender<Outgoing>,
+    /// Cancelled when another connection takes the session over: then this one detaches and ends.
+    pub(crate) evicted: CancellationToken,
+    /// Told when somebody else wants the session: its peer may be gone without a word.
+    pub(crate) doubt: Doubt,
+    pub(crate) terms: Terms,
+}
+
+/// A change of files that its client may send again: what it does, and how to tell it from others.
+pub(crate) struct Change {
+    /// The client's name for it.
+    pub(crate) operation: String,
+    /// Of everything that it asks for: the same name with another digest is another change.
+    pub(crate) digest: [u8; 32],
+    /// Carries it out, when its turn comes.
+    pub(crate) work: BoxFuture<'static, Result<(), RpcError>>,
+}
+
+impl std::fmt::Debug for Change {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Change").field("operation", &self.operation).finish_non_exhaustive()
+    }
 }
 
 type Reply<T> = oneshot::Sender<Result<T, RpcError>>;
@@ -89,9 +124,11 @@ type Reply<T> = oneshot::Sender<Result<T, RpcError>>;
 #[derive(Debug)]
 pub(crate) enum Command {
     /// Take the session. Notifications go to `outgoing` from now on; what was missed is to be paged.
-    Attach { outgoing: mpsc::Sender<Outgoing>, reply: oneshot::Sender<Result<Attachment, AttachError>> },
+    Attach { newcomer: Newcomer, reply: oneshot::Sender<Result<Attachment, AttachError>> },
     /// Leave the session. An attachment that is not the latest changes nothing.
-    Detach { generation: u64, order: Order },
+    Detach(Attachment),
+    /// A change of files that is carried out once, however often it is sent. It goes on if the caller goes away.
+    Change { change: Change, reply: Reply<Empty> },
     /// `process/start`, under a policy that the caller has checked, when its turn comes. It goes on if the caller goes away.
     Start { params: Box<StartParams>, policy: Option<Arc<Policy>>, turn: Turn, reply: Reply<StartResult> },
     /// `process/read`

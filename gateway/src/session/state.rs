@@ -1,7 +1,8 @@
 //! The state of a session. Sans-IO: `handle` takes what happened, `poll` gives what to do, `deadline` says when to call again.
 
 use super::ledger::Ledger;
-use super::message::{Answer, Call, Input, Output, Retention};
+use super::message::{Answer, Call, Input, Output, Retention, Terms};
+use super::operations::Operations;
 use super::process::{Parked, Phase, Process};
 use crate::process::pump::Feed;
 use portcullis_protocol::denial::Denials;
@@ -44,11 +45,14 @@ pub(super) struct State {
     attachment: Attachment,
     /// Of the latest attachment; an older one may change nothing.
     generation: u64,
+    /// Who takes over as soon as the connection that has the session has left.
+    successor: Option<(Call, Terms)>,
     pub(super) next_key: u64,
     pub(super) processes: HashMap<u64, Process>,
     pub(super) keys: HashMap<Arc<str>, u64>,
     /// The operations that started a process: none starts a second one when the first is forgotten.
     pub(super) operations: Ledger,
+    pub(super) changes: Operations,
     pub(super) readers: Vec<Reader>,
     /// Processes with something to announce, each once, in turn.
     unsent: VecDeque<u64>,
@@ -64,10 +68,12 @@ impl State {
             retention,
             attachment: Attachment::Detached { until: now + retention.detached },
             generation: 0,
+            successor: None,
             next_key: 0,
             processes: HashMap::new(),
             keys: HashMap::new(),
             operations: Ledger::default(),
+            changes: Operations::default(),
             readers: Vec::new(),
             unsent: VecDeque::new(),
             closed: VecDeque::new(),
@@ -82,8 +88,10 @@ impl State {
             return;
         }
         match input {
-            Input::Attach { call } => self.attach(call, now),
+            Input::Attach { call, terms } => self.want(call, terms, now),
             Input::Detach { generation } => self.detach(generation, now),
+            Input::Change { call, operation, digest } => self.change(call, operation, digest),
+            Input::Changed { operation, outcome } => self.changed(operation, outcome),
             Input::Start { call, start } => self.start(call, start),
             Input::Started { key, sandbox_type, enforcement } => self.started(key, sandbox_type, enforcement),
             Input::StartFailed { key, error } => self.start_failed(key, error),
@@ -171,11 +179,27 @@ impl State {
         self.answer_readers(due);
     }
 
-    fn attach(&mut self, call: Call, now: Instant) {
-        if matches!(self.attachment, Attachment::Attached { .. }) {
-            return self.reply(call, Answer::Attach(None));
+    /// A connection wants the session. Whoever knows its name is its client; two at a time would not know what the other one
+    /// has read, so one of them has to leave first, and only a client that says so makes it.
+    fn want(&mut self, call: Call, terms: Terms, now: Instant) {
+        match (self.attachment, self.successor) {
+            (Attachment::Attached { .. }, None) if terms.take_over => {
+                self.successor = Some((call, terms));
+                self.outputs.push_back(Output::Evict);
+            }
+            (Attachment::Attached { .. }, _) => {
+                self.outputs.push_back(Output::Doubt);
+                self.reply(call, Answer::Attach(None));
+            }
+            (Attachment::Detached { .. } | Attachment::Ended, _) => self.attach(call, terms, now),
         }
+    }
+
+    fn attach(&mut self, call: Call, terms: Terms, now: Instant) {
         self.generation += 1;
+        if let Some(kept) = terms.retention {
+            self.retention = Retention { detached: kept, closed: kept };
+        }
         for process in self.processes.values_mut() {
             process.log.skip_missed();
         }
@@ -205,6 +229,12 @@ impl State {
         let repeats: Vec<Call> = self.processes.values_mut().flat_map(Process::abandon_repeats).collect();
         for call in repeats {
             self.reply(call, Answer::Start(Err(gone())));
+        }
+        for call in self.changes.abandon() {
+            self.reply(call, Answer::Done(Err(gone())));
+        }
+        if let Some((call, terms)) = self.successor.take() {
+            self.attach(call, terms, now);
         }
     }
 

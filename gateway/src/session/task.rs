@@ -2,7 +2,8 @@
 
 use super::message::{Answer, Call, Input, Output, Retention, Start};
 use super::state::State;
-use super::{AttachError, Attachment, Command, Order, Reply, SessionConfig, Turn};
+use super::{AttachError, Attachment, Change, Command, Newcomer, Order, Reply, SessionConfig, Turn};
+use crate::handles::Handles;
 use crate::helper::spawner::{Child, Launch, LaunchError, Spawner};
 use crate::link::Outgoing;
 use crate::process::launch::{self, Ends};
@@ -43,10 +44,11 @@ pub(super) struct Task {
     next_call: Call,
     /// Who wants the answer to which call. The calls in flight of the attached connection bound it.
     callers: HashMap<Call, Caller>,
-    /// With the session while nobody is attached.
-    order: Option<Order>,
+    /// What the last connection left, while nobody is attached.
+    left: Option<(Order, Handles)>,
     generation: u64,
-    attached: Option<mpsc::Sender<Outgoing>>,
+    attached: Option<Newcomer>,
+    changes: FuturesUnordered<BoxFuture<'static, (String, Result<(), RpcError>)>>,
     starts: FuturesUnordered<BoxFuture<'static, Begun>>,
     controls: HashMap<u64, Controls>,
     pumps: JoinSet<u64>,
@@ -58,7 +60,8 @@ pub(super) struct Task {
 
 /// Who waits for an answer, and with what a start is carried out.
 enum Caller {
-    Attach(mpsc::Sender<Outgoing>, oneshot::Sender<Result<Attachment, AttachError>>),
+    Attach(Newcomer, oneshot::Sender<Result<Attachment, AttachError>>),
+    Change(Change, Reply<Empty>),
     Prepare(Box<StartParams>, Option<Arc<Policy>>, Turn, Reply<StartResult>),
     Start(Reply<StartResult>),
     Read(Reply<ReadResult>),
@@ -81,6 +84,7 @@ enum Wake {
     Command(Option<Command>),
     Feed(u64, Feed),
     Begun(Begun),
+    Changed(String, Result<(), RpcError>),
     Pump(Result<(tokio::task::Id, u64), JoinError>),
     Room(bool),
     Timeout,
@@ -97,9 +101,10 @@ impl Task {
             state: State::new(retention, now()),
             next_call: 0,
             callers: HashMap::new(),
-            order: Some(Order::default()),
+            left: None,
             generation: 0,
             attached: None,
+            changes: FuturesUnordered::new(),
             starts: FuturesUnordered::new(),
             controls: HashMap::new(),
             pumps: JoinSet::new(),
@@ -128,11 +133,12 @@ impl Task {
 
     async fn wait(&mut self, commands: &mut mpsc::Receiver<Command>) -> Wake {
         let deadline = self.state.deadline().map(Instant::from_std);
-        let connection = self.attached.as_ref().filter(|_| self.state.has_unsent());
+        let connection = self.attached.as_ref().map(|attached| &attached.outgoing).filter(|_| self.state.has_unsent());
         tokio::select! {
             command = commands.recv() => Wake::Command(command),
             Some((key, feed)) = self.feeds.recv() => Wake::Feed(key, feed),
             Some(begun) = self.starts.next() => Wake::Begun(begun),
+            Some((operation, outcome)) = self.changes.next() => Wake::Changed(operation, outcome),
             Some(ended) = self.pumps.join_next_with_id() => Wake::Pump(ended),
             room = reserve(connection), if connection.is_some() => Wake::Room(room),
             () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => Wake::Timeout,
@@ -146,6 +152,7 @@ impl Task {
             Wake::Command(None) => self.handle(Input::Close),
             Wake::Feed(key, feed) => self.handle(Input::Feed { key, feed }),
             Wake::Begun(begun) => self.begun(begun),
+            Wake::Changed(operation, outcome) => self.handle(Input::Changed { operation, outcome }),
             Wake::Pump(ended) => self.pump_ended(ended),
             // The connection is on its way out: its detach will come.
             Wake::Room(false) => self.attached = None,
@@ -158,13 +165,14 @@ impl Task {
         let call = self.next_call;
         self.next_call += 1;
         let (caller, input) = match command {
-            Command::Attach { outgoing, reply } => (Caller::Attach(outgoing, reply), Input::Attach { call }),
-            Command::Detach { generation, order } => {
-                if generation == self.generation {
-                    self.order = Some(order);
-                    self.attached = None;
-                }
-                return self.handle(Input::Detach { generation });
+            Command::Attach { newcomer, reply } => {
+                let terms = newcomer.terms;
+                (Caller::Attach(newcomer, reply), Input::Attach { call, terms })
+            }
+            Command::Detach(attachment) => return self.detach(attachment),
+            Command::Change { change, reply } => {
+                let (operation, digest) = (change.operation.clone(), change.digest);
+                (Caller::Change(change, reply), Input::Change { call, operation, digest })
             }
             Command::Start { params, policy, turn, reply } => {
                 if let Err(error) = launch::check(&params, policy.is_some()) {
@@ -214,6 +222,17 @@ impl Task {
                         self.reply(caller, answer);
                     }
                 }
+                Output::Evict => {
+                    if let Some(attached) = &self.attached {
+                        attached.evicted.cancel();
+                    }
+                }
+                Output::Doubt => {
+                    if let Some(attached) = &self.attached {
+                        attached.doubt.raise();
+                    }
+                }
+                Output::Change { call } => self.change(call),
                 Output::Launch { call, key } => self.launch(call, key),
                 Output::Grant { key, total } => self.with(key, |controls| controls.grant(total)),
                 Output::Write { key, chunk } => self.with(key, |controls| controls.write(chunk)),
@@ -236,32 +255,40 @@ impl Task {
     /// Answers a caller, who may have gone away: then the answer is dropped, and an attachment is given back.
     fn reply(&mut self, caller: Caller, answer: Answer) {
         match (caller, answer) {
-            (Caller::Attach(outgoing, reply), Answer::Attach(Some(generation))) => self.attach(outgoing, reply, generation),
+            (Caller::Attach(newcomer, reply), Answer::Attach(Some(generation))) => self.attach(newcomer, reply, generation),
             (Caller::Attach(_, reply), Answer::Attach(None)) => drop(reply.send(Err(AttachError))),
             (Caller::Start(reply) | Caller::Prepare(_, _, _, reply), Answer::Start(result)) => drop(reply.send(result)),
             (Caller::Read(reply), Answer::Read(result)) => drop(reply.send(result)),
             (Caller::Write(reply), Answer::Write(result)) => drop(reply.send(result)),
-            (Caller::Done(reply), Answer::Done(result)) => drop(reply.send(result.map(|()| Empty {}))),
+            (Caller::Done(reply) | Caller::Change(_, reply), Answer::Done(result)) => drop(reply.send(result.map(|()| Empty {}))),
             (Caller::List(reply), Answer::List(result)) => drop(reply.send(Ok(result))),
             (Caller::Terminate(reply), Answer::Terminate(result)) => drop(reply.send(Ok(result))),
             (_caller, answer) => tracing::error!(?answer, "an answer to another call: its caller is told that the session ended"),
         }
     }
 
-    fn attach(
-        &mut self,
-        outgoing: mpsc::Sender<Outgoing>,
-        reply: oneshot::Sender<Result<Attachment, AttachError>>,
-        generation: u64,
-    ) {
+    fn attach(&mut self, newcomer: Newcomer, reply: oneshot::Sender<Result<Attachment, AttachError>>, generation: u64) {
         self.generation = generation;
-        self.attached = Some(outgoing);
-        let order = self.order.take().unwrap_or_default();
-        if let Err(Ok(Attachment { order, .. })) = reply.send(Ok(Attachment { generation, order })) {
-            self.order = Some(order);
-            self.attached = None;
-            self.handle(Input::Detach { generation });
+        self.attached = Some(newcomer);
+        let (order, handles) = self.left.take().unwrap_or_default();
+        if let Err(Ok(attachment)) = reply.send(Ok(Attachment { generation, order, handles })) {
+            self.detach(attachment);
         }
+    }
+
+    fn detach(&mut self, Attachment { generation, order, handles }: Attachment) {
+        if generation == self.generation {
+            self.left = Some((order, handles));
+            self.attached = None;
+        }
+        self.handle(Input::Detach { generation });
+    }
+
+    /// Carries a change out beside everything else, as a part of the session: its connection may be cut meanwhile.
+    fn change(&mut self, call: Call) {
+        let Some(Caller::Change(Change { operation, work, .. }, reply)) = self.callers.remove(&call) else { return };
+        self.callers.insert(call, Caller::Done(reply));
+        self.changes.push(Box::pin(async move { (operation, work.await) }));
     }
 
     /// Asks the spawner beside everything else. The spawner's answer comes back as [`Begun`].
@@ -327,8 +354,8 @@ impl Task {
     /// output, and nothing else.
     fn announce(&mut self) {
         for _turn in 0..BURST {
-            let Some(connection) = self.attached.as_ref().filter(|_| self.state.has_unsent()) else { break };
-            let Ok(place) = connection.try_reserve() else { break };
+            let Some(attached) = self.attached.as_ref().filter(|_| self.state.has_unsent()) else { break };
+            let Ok(place) = attached.outgoing.try_reserve() else { break };
             let Some(text) = self.state.announce() else { break };
             place.send(Outgoing::Text(text));
         }

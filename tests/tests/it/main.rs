@@ -26,6 +26,7 @@ mod races;
 mod sandboxed_files;
 mod sandboxed_processes;
 mod sessions;
+mod shared_sessions;
 mod stdio;
 mod threats;
 mod tidy;

@@ -11,6 +11,8 @@ use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU16;
 
+mod attach;
+
 const RETENTION: Duration = Duration::from_secs(90);
 
 /// A session with a clock that jumps.
@@ -56,7 +58,7 @@ impl Harness {
     }
 
     fn attach(&mut self) -> Option<u64> {
-        let call = self.call(|call| Input::Attach { call });
+        let call = self.call(|call| Input::Attach { call, terms: Terms::default() });
         match self.answers.remove(&call) {
             Some(Answer::Attach(generation)) => generation,
             other => panic!("{other:?}"),
@@ -398,7 +400,7 @@ fn nobody_comes_back_in_time() {
     session.exit(key);
     session.exit(starting);
     assert!(!session.state.is_live());
-    let call = session.call(|call| Input::Attach { call });
+    let call = session.call(|call| Input::Attach { call, terms: Terms::default() });
     assert!(!session.answers.contains_key(&call), "the end answers nothing");
 }
 
@@ -672,7 +674,7 @@ proptest! {
             let generation_before = session.state.generation;
             match step {
                 Step::Attach => {
-                    let call = session.call(|call| Input::Attach { call });
+                    let call = session.call(|call| Input::Attach { call, terms: Terms::default() });
                     if let Some(Answer::Attach(got)) = session.answers.get(&call) {
                         prop_assert_eq!(got.is_some(), !attached);
                         if let Some(got) = got {

@@ -1,8 +1,9 @@
 //! A session with real processes, started by a stand-in for the spawner.
 
-use super::super::{Command, SessionHandle, start};
+use super::super::{Command, SessionHandle, Terms, start};
 use super::*;
 use crate::helper::spawner::fake;
+use crate::link::Link;
 use portcullis_protocol::base64::{Chunk, decode};
 use portcullis_protocol::helper::{Enforced, ExitStatus, SpawnerEvent, SpawnerRequest, Step, StepFailed};
 use portcullis_protocol::path::WirePath;
@@ -10,6 +11,7 @@ use portcullis_protocol::process::{CloseStdinParams, ReadParams, SignalParams, T
 use portcullis_protocol::signal::Signal;
 use serde_json::Value;
 use std::collections::BTreeMap;
+use tokio_util::sync::CancellationToken;
 
 struct Client {
     session: SessionHandle,
@@ -58,13 +60,15 @@ impl Client {
 
     async fn try_attach(&self, outgoing: mpsc::Sender<Outgoing>) -> Result<Attachment, AttachError> {
         let (reply, answer) = oneshot::channel();
-        self.session.send(Command::Attach { outgoing, reply }).await.unwrap();
+        let doubt = Link::pair("test", true).0.doubt;
+        let newcomer = Newcomer { outgoing, evicted: CancellationToken::new(), doubt, terms: Terms::default() };
+        self.session.send(Command::Attach { newcomer, reply }).await.unwrap();
         answer.await.unwrap()
     }
 
     async fn detach(&mut self) {
-        let Attachment { generation, order } = self.attachment.take().unwrap();
-        self.session.send(Command::Detach { generation, order }).await.unwrap();
+        let attachment = self.attachment.take().unwrap();
+        self.session.send(Command::Detach(attachment)).await.unwrap();
     }
 
     async fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> oneshot::Receiver<Result<T, RpcError>> {
