@@ -4,10 +4,12 @@
 //! `portcullis serve` in one place, then `cargo run --release -p portcullis-bench -- --url ws://127.0.0.1:PORT`; a second
 //! `--url` adds a column. It prints minimum, median and 99th percentile in milliseconds, and asserts nothing about them.
 
+mod idle;
+
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use clap::Parser;
-use portcullis_client::{ExecServerClient, ExecServerClientConnectOptions, ProcessEvent};
+use portcullis_client::{ExecServerClient, ExecServerClientConnectOptions, ExecServerError, ProcessEvent};
 use portcullis_protocol::path::{AbsolutePath, WirePath};
 use portcullis_protocol::process::StartParams;
 use serde_json::{Value, json};
@@ -15,6 +17,7 @@ use std::error::Error;
 use std::io::{self, Write as _};
 use std::path::Path;
 use std::time::{Duration, Instant};
+use tokio::task::JoinHandle;
 
 #[derive(Debug, Parser)]
 struct Arguments {
@@ -24,6 +27,12 @@ struct Arguments {
     /// Rounds of each row.
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     rounds: u32,
+    /// Say instead what so many idle sessions and processes cost the first server, whose process id is --pid.
+    #[arg(long, requires = "pid")]
+    idle: Option<u32>,
+    /// The process id of the first server.
+    #[arg(long)]
+    pid: Option<u32>,
 }
 
 /// What a row does.
@@ -51,7 +60,11 @@ const ROWS: [(&str, Row); 10] = [
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments = Arguments::parse();
-    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(run(&arguments))
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    match (arguments.idle, arguments.pid, arguments.url.first()) {
+        (Some(count), Some(pid), Some(url)) => runtime.block_on(idle::run(url, pid, count.max(1))),
+        _ => runtime.block_on(run(&arguments)),
+    }
 }
 
 async fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
@@ -62,8 +75,7 @@ async fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     }
     let (mut servers, mut tasks) = (Vec::new(), Vec::new());
     for url in &arguments.url {
-        let options = ExecServerClientConnectOptions { url: url.clone(), client_name: "bench".to_owned() };
-        let (client, task) = ExecServerClient::connect(&options).await?;
+        let (client, task) = connect(url).await?;
         servers.push(Server { client, starts: 0 });
         tasks.push(task);
     }
@@ -84,6 +96,11 @@ async fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
         task.await?;
     }
     Ok(())
+}
+
+async fn connect(url: &str) -> Result<(ExecServerClient, JoinHandle<()>), ExecServerError> {
+    let options = ExecServerClientConnectOptions { url: url.to_owned(), client_name: "bench".to_owned() };
+    ExecServerClient::connect(&options).await
 }
 
 /// Minimum, median, 99th percentile.
