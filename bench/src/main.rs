@@ -62,7 +62,7 @@ async fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     }
     let (mut servers, mut tasks) = (Vec::new(), Vec::new());
     for url in &arguments.url {
-        let options = ExecServerClientConnectOptions { url: url.clone(), client_name: "bench".to_owned() };
+        let options = ExecServerClientConnectOptions::new(url, "bench");
         let (client, task) = ExecServerClient::connect(&options).await?;
         servers.push(Server { client, starts: 0 });
         tasks.push(task);
