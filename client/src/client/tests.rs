@@ -112,3 +112,187 @@ async fn what_is_asked_of_a_process_is_in_the_words_of_the_wire() {
     ];
     assert_eq!(asked[2..], expect);
 }
+
+/// A server in this process, played by the test.
+struct Played {
+    requests: mpsc::Receiver<String>,
+    answers: mpsc::Sender<String>,
+}
+
+impl Played {
+    /// A client whose handshake is done.
+    async fn with_client(info: serde_json::Value) -> (Self, ExecServerClient, tokio::task::JoinHandle<()>) {
+        let (outgoing, requests) = mpsc::channel(64);
+        let (answers, incoming) = mpsc::channel(64);
+        let mut played = Self { requests, answers };
+        let connecting = ExecServerClient::over(Transport { outgoing, incoming }, "test");
+        let shaking = async {
+            let initialize = played.request("initialize").await;
+            played.answer(&initialize, info).await;
+            played.request("initialized").await;
+        };
+        let (connected, ()) = tokio::join!(connecting, shaking);
+        let (client, task) = connected.unwrap();
+        (played, client, task)
+    }
+
+    /// The next request, which must be of a method.
+    async fn request(&mut self, method: &str) -> serde_json::Value {
+        let request: serde_json::Value = serde_json::from_str(&self.requests.recv().await.unwrap()).unwrap();
+        assert_eq!(request["method"], method, "{request}");
+        request
+    }
+
+    async fn send(&self, message: serde_json::Value) {
+        self.answers.send(message.to_string()).await.unwrap();
+    }
+
+    async fn answer(&self, request: &serde_json::Value, result: serde_json::Value) {
+        self.send(serde_json::json!({"id": request["id"], "result": result})).await;
+    }
+}
+
+fn start_params(id: &str) -> StartParams {
+    StartParams::new(id, vec!["true".to_owned()], WirePath::parse("/").unwrap())
+}
+
+#[tokio::test]
+async fn a_start_that_nobody_takes_is_ended_whenever_its_caller_goes() {
+    use serde_json::json;
+    let (mut played, client, task) = Played::with_client(json!({"sessionId": "s"})).await;
+    for answer_first in [false, true] {
+        let params = start_params("p");
+        let mut start = Box::pin(client.start(&params));
+        assert!(futures_util::poll!(&mut start).is_pending());
+        let request = played.request("process/start").await;
+        if answer_first {
+            // The answer is there, and nobody looks.
+            played.answer(&request, json!({"processId": "p"})).await;
+            let mut look = Box::pin(client.call::<serde_json::Value>("look", &json!({})));
+            assert!(futures_util::poll!(&mut look).is_pending());
+            let request = played.request("look").await;
+            played.answer(&request, json!({})).await;
+            look.await.unwrap();
+        }
+        drop(start);
+        if !answer_first {
+            played.answer(&request, json!({"processId": "p"})).await;
+        }
+        let terminate = played.request("process/terminate").await;
+        assert_eq!(terminate["params"], json!({"processId": "p"}));
+        played.answer(&terminate, json!({"running": true})).await;
+    }
+    drop(client);
+    task.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_process_is_a_stream_and_a_sink() {
+    use futures_util::{SinkExt as _, StreamExt as _};
+    use portcullis_protocol::process::WriteStatus;
+    use serde_json::json;
+    let (mut played, client, task) = Played::with_client(json!({"sessionId": "s"})).await;
+    let server = async {
+        let start = played.request("process/start").await;
+        played.answer(&start, json!({"processId": "p"})).await;
+        for (id, status) in [("1", "accepted"), ("2", "accepted"), ("3", "stdinClosed")] {
+            let write = played.request("process/write").await;
+            assert_eq!(write["params"]["writeId"], id);
+            played.answer(&write, json!({"status": status})).await;
+        }
+        for event in [
+            Event::Output { stream: Stream::Stderr, chunk: b"x".to_vec() }.notification("p", 1),
+            Event::Closed.notification("p", 3),
+            Event::Exited { code: 0, denials: Arc::default() }.notification("p", 2),
+        ] {
+            played.answers.send(event).await.unwrap();
+        }
+        played
+    };
+    let user = async {
+        let mut process = client.start(&start_params("p")).await.unwrap();
+        let mut input = process.take_input().unwrap();
+        input.send(b"one".to_vec()).await.unwrap();
+        input.feed(b"two".to_vec()).await.unwrap();
+        let refused = input.send(b"three".to_vec()).await.unwrap_err();
+        let status = WriteStatus::StdinClosed;
+        assert_eq!(refused, ExecServerError::Input { process: "p".to_owned(), status });
+        let events: Vec<ProcessEvent> = process.take_events().unwrap().collect().await;
+        assert_eq!(events.iter().filter_map(ProcessEvent::last_seq).collect::<Vec<_>>(), [1, 2, 3]);
+    };
+    let (_played, ()) = tokio::join!(server, user);
+    drop(client);
+    task.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_body_comes_in_parts_and_breaks_with_its_link() {
+    use crate::HttpRequest;
+    use serde_json::json;
+    let (mut played, client, task) = Played::with_client(json!({"sessionId": "s"})).await;
+    let server = async {
+        for name in ["whole", "broken"] {
+            let request = played.request("http/request").await;
+            assert_eq!((&request["params"]["requestId"], &request["params"]["streamResponse"]), (&json!(name), &json!(true)));
+            let headers = json!([{"name": "a", "value": "b"}]);
+            played.answer(&request, json!({"status": 404, "headers": headers, "bodyBase64": ""})).await;
+            let delta = |seq: u64, text: &str, done: bool| {
+                let params = json!({"requestId": name, "seq": seq, "deltaBase64": text, "done": done, "error": null});
+                json!({"method": "http/request/bodyDelta", "params": params})
+            };
+            played.send(delta(1, "YQ==", false)).await;
+            if name == "whole" {
+                played.send(delta(2, "", true)).await;
+            }
+        }
+    };
+    let user = async {
+        let mut whole = client.http_request(&HttpRequest::new("whole", "GET", "http://localhost/")).await.unwrap();
+        assert_eq!((whole.status, whole.headers[0].value.as_str()), (404, "b"));
+        assert_eq!(whole.body.next().await, Some(Ok(b"a".to_vec())));
+        assert_eq!(whole.body.next().await, None);
+        client.http_request(&HttpRequest::new("broken", "GET", "http://localhost/")).await.unwrap()
+    };
+    let ((), mut broken) = tokio::join!(server, user);
+    assert_eq!(broken.body.next().await, Some(Ok(b"a".to_vec())));
+    drop(played);
+    let reason = "exec-server transport disconnected: the server is gone".to_owned();
+    let error = ExecServerError::Body { request: "broken".to_owned(), reason: reason.clone() };
+    assert_eq!(broken.body.next().await, Some(Err(error)));
+    assert_eq!(broken.body.next().await, None);
+    assert_eq!(client.processes().await, Err(ExecServerError::Failed(reason)));
+    drop((client, broken));
+    task.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_change_is_named_where_the_server_knows_names() {
+    use serde_json::json;
+    for knows in [false, true] {
+        let info = json!({"shell": {"name": "sh", "path": "/bin/sh"},
+            "extensions": {"fileOperationId": knows, "operationId": knows}});
+        let (mut played, client, task) = Played::with_client(json!({"sessionId": "s", "environmentInfo": info})).await;
+        let server = async {
+            let mut names = std::collections::BTreeSet::new();
+            for method in ["fs/writeFile", "fs/createDirectory", "fs/remove", "fs/copy", "process/start"] {
+                let request = played.request(method).await;
+                let name = &request["params"]["operationId"];
+                assert_eq!(name.is_string(), knows, "{request}");
+                names.extend(name.as_str().map(str::to_owned));
+                played.answer(&request, json!({"processId": "p"})).await;
+            }
+            assert_eq!(names.len(), if knows { 5 } else { 0 });
+        };
+        let path = WirePath::parse("/f").unwrap();
+        let user = async {
+            client.write_file(&path, Vec::new(), None).await.unwrap();
+            client.create_directory(&path, true, None).await.unwrap();
+            client.remove(&path, true, true, None).await.unwrap();
+            client.copy(&path, &path, false, None).await.unwrap();
+            drop(client.start(&start_params("p")).await.unwrap());
+        };
+        tokio::join!(server, user);
+        drop(client);
+        task.await.unwrap();
+    }
+}
