@@ -238,8 +238,12 @@ impl Core {
         }
     }
 
-    /// False while too much waits for a listener: then nothing is to be read from the link.
+    /// False while too much waits for a listener: then nothing is to be read from the link. A recovery does not wait for
+    /// listeners, since its time is short and what it reads has the server's bound.
     pub(crate) fn wants_messages(&self) -> bool {
+        if !self.is_connected() {
+            return true;
+        }
         let most = if self.extensions.process_acknowledge { MOST_UNREAD_ACKNOWLEDGED } else { MOST_UNREAD };
         self.routes.values().all(|route| route.unread <= most) && self.bodies.values().all(|body| body.unread <= MOST_UNREAD)
     }

@@ -1,6 +1,7 @@
 //! The machine, input by input.
 
 use super::*;
+use proptest::prelude::*;
 use serde_json::{Value, json};
 
 struct Bench {
@@ -412,4 +413,82 @@ fn what_is_no_message_ends_the_link_and_not_the_client() {
     bench.message(1, &json!({"id": 1, "method": "network/policyRequest", "params": {}}));
     assert!(bench.done.is_empty());
     assert_eq!(bench.sent[0]["error"]["code"], -32601);
+}
+
+/// What a server may say that is out of its mind.
+fn nonsense() -> impl Strategy<Value = Value> {
+    let number = || prop_oneof![0_u64..6, Just(u64::MAX), Just(u64::MAX - 1)];
+    let event = (number(), number(), 0..4_u8).prop_map(|(seq, to, kind)| match kind {
+        0 => json!({"type": "output", "seq": seq, "stream": "pty", "chunk": "eA=="}),
+        1 => json!({"type": "exited", "seq": seq, "exitCode": 1, "sandboxDenied": true}),
+        2 => json!({"type": "closed", "seq": seq}),
+        _ => json!({"type": "gap", "fromSeq": seq, "toSeq": to}),
+    });
+    let notice = event.clone().prop_map(|mut params| {
+        params["processId"] = json!("p");
+        let method = format!("process/{}", params["type"].as_str().unwrap());
+        json!({"method": method, "params": params})
+    });
+    let read = (0..20_i64, prop::collection::vec(event, 0..5), number(), any::<bool>(), any::<bool>(), any::<bool>()).prop_map(
+        |(id, events, next, exited, closed, paged)| {
+            let chunks: Vec<&Value> = events.iter().filter(|event| event["type"] == "output").collect();
+            let mut result = json!({"chunks": chunks, "nextSeq": next, "exited": exited, "exitCode": 1, "closed": closed});
+            if paged {
+                result["events"] = json!(events);
+            }
+            result["sessionId"] = json!("s");
+            result["processId"] = json!("p");
+            json!({"id": id, "result": result})
+        },
+    );
+    prop_oneof![3 => notice, 3 => read, 1 => (0..20_i64).prop_map(|id| json!({"id": id, "error": {"code": -1, "message": "no"}}))]
+}
+
+proptest! {
+    #[test]
+    fn whatever_a_server_says_each_call_is_answered_once(
+        steps in prop::collection::vec((nonsense(), 0..8_u8), 0..60),
+        events in any::<bool>(),
+    ) {
+        let known = json!({"processEvents": events, "processAcknowledge": events, "operationId": true});
+        let mut bench = Bench::connected(&known);
+        let mut asked = 0;
+        for (message, kind) in steps {
+            let link = bench.core.links;
+            match kind {
+                0 => {
+                    asked += 1;
+                    bench.start(asked, asked % 2 == 0);
+                }
+                1 => {
+                    asked += 1;
+                    let process = "p".to_owned();
+                    bench.input(Input::Attach { ticket: asked, route: asked, process, after: 0 });
+                }
+                2 => {
+                    bench.ended(link);
+                    let link = bench.core.links;
+                    bench.input(Input::Opened { link });
+                }
+                3 => bench.pass(Duration::from_millis(500)),
+                _ => bench.message(link, &message),
+            }
+        }
+        bench.pass(Duration::from_secs(100));
+        let link = bench.core.links;
+        let mut tickets: Vec<Ticket> = bench.answers.iter().map(|(ticket, _)| *ticket).collect();
+        tickets.sort_unstable();
+        let before = tickets.len();
+        tickets.dedup();
+        prop_assert_eq!(before, tickets.len(), "no more than once");
+        bench.core.settings.reconnect = false;
+        bench.ended(link);
+        bench.pass(Duration::from_secs(100));
+        bench.pass(Duration::from_secs(100));
+        if bench.core.has_failed() {
+            let mut tickets: Vec<Ticket> = bench.answers.iter().map(|(ticket, _)| *ticket).collect();
+            tickets.sort_unstable();
+            prop_assert_eq!(tickets, (1..=asked).collect::<Vec<_>>());
+        }
+    }
 }
