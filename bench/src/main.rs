@@ -99,7 +99,7 @@ async fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
 }
 
 async fn connect(url: &str) -> Result<(ExecServerClient, JoinHandle<()>), ExecServerError> {
-    let options = ExecServerClientConnectOptions { url: url.to_owned(), client_name: "bench".to_owned() };
+    let options = ExecServerClientConnectOptions::new(url, "bench");
     ExecServerClient::connect(&options).await
 }
 

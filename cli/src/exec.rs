@@ -33,7 +33,7 @@ const END_OF_INPUT: u8 = 4;
 pub(crate) async fn run(options: &Exec) -> Result<ExitCode, Failure> {
     let params = start_params(options)?;
     if let Some(url) = &options.url {
-        let connect = ExecServerClientConnectOptions { url: url.clone(), client_name: "portcullis exec".to_owned() };
+        let connect = ExecServerClientConnectOptions::new(url, "portcullis exec");
         let (client, task) = ExecServerClient::connect(&connect).await?;
         let done = start_and_follow(client, &params).await;
         task.await?;
@@ -85,7 +85,7 @@ async fn start_and_follow(client: ExecServerClient, params: &StartParams) -> Res
     Ok(ExitCode::from(u8::try_from(code & 0xff).unwrap_or(u8::MAX)))
 }
 
-/// Passes output, input and signals on as they come, side by side: output that nobody takes holds up all answers. Answers how
+/// Passes output, input and signals on as they come, side by side: output that nobody takes may hold up all answers. Answers how
 /// the command ended.
 async fn follow(process: &mut Process, tty: bool) -> Result<(i32, Denials), Failure> {
     let mut events = process.take_events().ok_or("the command is followed already")?;
@@ -116,7 +116,14 @@ async fn follow(process: &mut Process, tty: bool) -> Result<(i32, Denials), Fail
                 stdout.flush()?;
             }
             Some(ProcessEvent::Exited { code, denials, .. }) => ended = Some((code, denials)),
+            Some(ProcessEvent::Gap { from, to, .. }) => {
+                let mut stderr = io::stderr().lock();
+                writeln!(stderr, "portcullis: output is missing here: the gateway did not keep events {from} to {to}")?;
+            }
             Some(ProcessEvent::Closed { .. }) => break,
+            Some(ProcessEvent::Failed { message }) => {
+                return Err(format!("{message}; whether the command still runs is not known").into());
+            }
             None => return Err("the link to the gateway ended before the command did; whether it still runs is not known".into()),
         }
     }

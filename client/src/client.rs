@@ -1,71 +1,118 @@
 //! The client: a handle to its task.
 
+use crate::mailbox;
+use crate::pending::Again;
 use crate::process::{Process, ProcessEvents, ProcessInput};
-use crate::task::{self, Order, Transport};
-use crate::{ExecServerError, dial};
-use portcullis_protocol::init::{InitializeParams, InitializeResult};
-use portcullis_protocol::process::{ListResult, ListedProcess, StartParams};
-use portcullis_protocol::rpc;
+use crate::recovery::Settings;
+use crate::task::{self, Claim, Dialler, Ends, Litter, Order, Transport};
+use crate::{ClientStatus, ExecServerClientConnectOptions, ExecServerError};
+use portcullis_protocol::environment::Extensions;
+use portcullis_protocol::init::InitializeResult;
+use portcullis_protocol::process::{ListResult, ListedProcess, StartParams, StartResult};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde_json::value::RawValue;
+use std::fmt::Write as _;
 use std::sync::Arc;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
 /// Calls on their way to the task.
 const QUEUE: usize = 128;
-/// Events of one process that its owner has not taken yet.
-const EVENTS: usize = 256;
+/// What was dropped and is to be ended: as many as a server gives file handles to one connection, twice.
+const LITTER: usize = 256;
 
-/// How to reach a server.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ExecServerClientConnectOptions {
-    /// Where: `ws://HOST:PORT`.
-    pub url: String,
-    /// Who calls; any text.
-    pub client_name: String,
-}
-
-/// A client of an exec-server. Clones share one connection, which ends when the last is dropped.
+/// A client of an exec-server. Clones share one session, whose connection ends when the last handle is dropped: this one and those
+/// of processes and files.
 #[derive(Debug, Clone)]
 pub struct ExecServerClient {
     orders: mpsc::Sender<Order>,
+    litter: mpsc::Sender<Litter>,
+    bell: Arc<Notify>,
+    status: watch::Receiver<ClientStatus>,
     initialized: Arc<InitializeResult>,
+    extensions: Arc<Extensions>,
+    keeps_handles: bool,
+    fail_fast: bool,
 }
 
 impl ExecServerClient {
-    /// Connects over a WebSocket. Answers the client and its task, which the caller joins after dropping the client.
+    /// Connects over a WebSocket, with a session of its own. Answers the client and its task, which the caller joins after
+    /// dropping the client. The first connection is tried once.
     ///
     /// # Errors
     /// See [`ExecServerError`].
     pub async fn connect(options: &ExecServerClientConnectOptions) -> Result<(Self, JoinHandle<()>), ExecServerError> {
-        let (transport, carrier) = dial::websocket(&options.url).await?;
-        Self::begin(transport, Some(carrier), &options.client_name).await
+        Self::begin(url(options), options, None).await
     }
 
-    /// Connects over a transport of the caller's. Otherwise like [`Self::connect`].
+    /// Connects to a session that is there, as [`Self::session_id`] of an earlier client named it. Processes of it are followed by
+    /// [`Self::attach`]. Otherwise like [`Self::connect`].
+    ///
+    /// # Errors
+    /// See [`ExecServerError`]. A session that another connection holds is refused with −32010, unless it is taken over.
+    pub async fn resume(
+        options: &ExecServerClientConnectOptions,
+        session_id: &str,
+    ) -> Result<(Self, JoinHandle<()>), ExecServerError> {
+        Self::begin(url(options), options, Some(session_id.to_owned())).await
+    }
+
+    /// Connects over a transport of the caller's. It cannot be opened again: its end is the client's. Otherwise like
+    /// [`Self::connect`].
     ///
     /// # Errors
     /// See [`ExecServerError`].
     pub async fn over(transport: Transport, client_name: &str) -> Result<(Self, JoinHandle<()>), ExecServerError> {
-        Self::begin(transport, None, client_name).await
+        let mut options = ExecServerClientConnectOptions::new("", client_name);
+        options.reconnect = false;
+        Self::begin(Dialler::Given(transport), &options, None).await
     }
 
     async fn begin(
-        transport: Transport,
-        carrier: Option<JoinHandle<()>>,
-        client_name: &str,
+        dialler: Dialler,
+        options: &ExecServerClientConnectOptions,
+        resume: Option<String>,
     ) -> Result<(Self, JoinHandle<()>), ExecServerError> {
+        let settings = Settings {
+            client_name: options.client_name.clone(),
+            resume,
+            take_over: options.take_over,
+            keep_handles: options.keep_handles,
+            retention: options.retention,
+            reconnect: options.reconnect,
+            recovery_deadline: options.recovery_deadline,
+            connect_timeout: options.connect_timeout,
+            initialize_timeout: options.initialize_timeout,
+        };
         let (orders, queue) = mpsc::channel(QUEUE);
-        let task = tokio::spawn(task::run(transport, queue, carrier));
-        match shake_hands(&orders, client_name).await {
-            Ok(initialized) => Ok((Self { orders, initialized: Arc::new(initialized) }, task)),
-            Err(error) => {
+        let (litter, litter_queue) = mpsc::channel(LITTER);
+        let (ready, is_ready) = oneshot::channel();
+        let (status_sender, status) = watch::channel(ClientStatus::Recovering);
+        let bell = Arc::new(Notify::new());
+        let ends = Ends {
+            orders: queue,
+            litter: litter_queue,
+            litter_sender: litter.clone(),
+            bell: Arc::clone(&bell),
+            status: status_sender,
+            ready,
+        };
+        let task = tokio::spawn(task::run(settings, dialler, ends));
+        let initialized = match is_ready.await {
+            Ok(Ok(initialized)) => *initialized,
+            Ok(Err(error)) => {
                 drop(orders);
                 let _panicked = task.await;
-                Err(error)
+                return Err(error);
             }
-        }
+            Err(_task_gone) => return Err(gone()),
+        };
+        let info = initialized.environment_info.as_ref();
+        let extensions = info.and_then(|info| info.extensions.as_deref().cloned()).unwrap_or_default();
+        let keeps_handles = options.keep_handles && extensions.keep_handles;
+        let (initialized, extensions) = (Arc::new(initialized), Arc::new(extensions));
+        Ok((Self { orders, litter, bell, status, initialized, extensions, keeps_handles, fail_fast: false }, task))
     }
 
     /// What the server said of itself.
@@ -74,12 +121,56 @@ impl ExecServerClient {
         &self.initialized
     }
 
-    /// Calls any method.
+    /// The session's secret name, with which [`Self::resume`] finds it.
+    #[must_use]
+    pub fn session_id(&self) -> &str {
+        &self.initialized.session_id
+    }
+
+    /// What the server understands beyond the wire that clients know.
+    #[must_use]
+    pub fn extensions(&self) -> &Extensions {
+        &self.extensions
+    }
+
+    /// Where the client is in its life.
+    #[must_use]
+    pub fn status(&self) -> ClientStatus {
+        self.status.borrow().clone()
+    }
+
+    /// The same, to be followed.
+    #[must_use]
+    pub fn watch_status(&self) -> watch::Receiver<ClientStatus> {
+        self.status.clone()
+    }
+
+    /// The same client for those who must not wait: while it comes back, calls are [`ExecServerError::Recovering`] at once.
+    #[must_use]
+    pub fn fail_fast(&self) -> Self {
+        Self { fail_fast: true, ..self.clone() }
+    }
+
+    /// Calls any method. What is on its way when the link is cut is sent again if nothing can be done twice by that.
     ///
     /// # Errors
     /// See [`ExecServerError`].
     pub async fn call<R: DeserializeOwned>(&self, method: &str, params: &impl Serialize) -> Result<R, ExecServerError> {
-        call(&self.orders, method, params).await
+        self.call_again(method, params, again(method)).await
+    }
+
+    pub(crate) async fn call_again<R: DeserializeOwned>(
+        &self,
+        method: &str,
+        params: &impl Serialize,
+        again: Again,
+    ) -> Result<R, ExecServerError> {
+        let (answer, answered) = oneshot::channel();
+        let is_cleanup = matches!(method, "process/terminate" | "fs/close");
+        let (params, fail_fast) = (text(method, params)?, self.fail_fast);
+        self.send(Order::Call { method: method.to_owned(), params, again, is_cleanup, fail_fast, answer }).await?;
+        let result = answered.await.map_err(|_| gone())??;
+        decode(method, &result)
     }
 
     /// What the session knows of its processes, in the order of their starts.
@@ -90,178 +181,126 @@ impl ExecServerClient {
         self.call("process/list", &serde_json::json!({})).await.map(|list: ListResult| list.processes)
     }
 
-    /// Starts a process. Its events are kept from the first on, up to a bound, after which the server is held up.
+    /// Starts a process. Its events are kept from the first on, up to a bound. If this future is dropped the process is ended.
+    ///
+    /// A server that knows `operationId` is given one, unless there is one: then a start whose answer was lost in a cut is sent
+    /// again and nothing starts twice.
     ///
     /// # Errors
-    /// See [`ExecServerError`]. After [`ExecServerError::Disconnected`] it may or may not run. An id whose process this client
-    /// still follows is [`ExecServerError::InUse`].
+    /// See [`ExecServerError`]. After [`ExecServerError::Lost`] it may have run; it is ended in the background, and until then its
+    /// id is taken. An id whose process this client still follows is [`ExecServerError::InUse`].
     pub async fn start(&self, params: &StartParams) -> Result<Process, ExecServerError> {
-        let (events, receiver) = mpsc::channel(EVENTS);
-        let (taken, answer) = oneshot::channel();
-        let process = params.process_id.clone();
-        send(&self.orders, Order::Listen { process: process.clone(), events, taken }).await?;
-        if answer.await.map_err(|_| gone())? {
-            return Err(ExecServerError::InUse(process));
+        let mut params = params.clone();
+        if self.extensions.operation_id && params.operation_id.is_none() {
+            params.operation_id = operation_id();
         }
-        match self.call("process/start", params).await {
-            Ok(started) => {
-                let input = Some(ProcessInput::new(self.clone(), process));
-                Ok(Process { client: self.clone(), started, input, events: Some(ProcessEvents(receiver)) })
-            }
-            Err(error) => {
-                send(&self.orders, Order::Unlisten { process }).await?;
-                Err(error)
-            }
-        }
+        let again = self.extensions.operation_id && params.operation_id.is_some();
+        let (mailbox, listener) = mailbox::pair(&self.bell);
+        let (answer, answered) = oneshot::channel();
+        let (process, fail_fast) = (params.process_id.clone(), self.fail_fast);
+        let text = text("process/start", &params)?;
+        self.send(Order::Start { process, params: text, again, fail_fast, mailbox, answer }).await?;
+        let (result, claim): (_, Claim) = answered.await.map_err(|_| gone())??;
+        let started: StartResult = decode("process/start", &result)?;
+        claim.take();
+        Ok(self.process(started, ProcessEvents(listener)))
+    }
+
+    /// Follows a process of the session that this client did not start, from behind the event of number `after_seq` on; 0 is from
+    /// its beginning. What the server does not keep of it any more is a [`crate::ProcessEvent::Gap`] if the server can tell, and
+    /// else an error. Its standard input is best left to one client, whose writes are numbered.
+    ///
+    /// # Errors
+    /// See [`ExecServerError`].
+    pub async fn attach(&self, process_id: &str, after_seq: u64) -> Result<Process, ExecServerError> {
+        let (mailbox, listener) = mailbox::pair(&self.bell);
+        let (answer, answered) = oneshot::channel();
+        let process = process_id.to_owned();
+        self.send(Order::Attach { process, after: after_seq, mailbox, answer }).await?;
+        let (_nothing, claim): (_, Claim) = answered.await.map_err(|_| gone())??;
+        claim.take();
+        let started = StartResult { process_id: process_id.to_owned(), sandbox_type: String::new(), enforcement: None };
+        Ok(self.process(started, ProcessEvents(listener)))
+    }
+
+    fn process(&self, started: StartResult, events: ProcessEvents) -> Process {
+        let input = Some(ProcessInput::new(self.clone(), started.process_id.clone()));
+        Process { client: self.clone(), started, input, events: Some(events) }
+    }
+
+    pub(crate) async fn send(&self, order: Order) -> Result<(), ExecServerError> {
+        self.orders.send(order).await.map_err(|_| gone())
+    }
+
+    pub(crate) fn bell(&self) -> &Arc<Notify> {
+        &self.bell
+    }
+
+    pub(crate) fn is_fail_fast(&self) -> bool {
+        self.fail_fast
+    }
+
+    /// Whether file handles survive a cut.
+    pub(crate) fn keeps_handles(&self) -> bool {
+        self.keeps_handles
+    }
+
+    /// Ends something in the background, for those who cannot wait.
+    pub(crate) fn drop_later(&self, litter: Litter) {
+        // If the line is full the server ends it with the session.
+        let _full = self.litter.try_send(litter);
     }
 }
 
-async fn shake_hands(orders: &mpsc::Sender<Order>, client_name: &str) -> Result<InitializeResult, ExecServerError> {
-    let params = InitializeParams::new(client_name);
-    let initialized = call(orders, "initialize", &params).await?;
-    let text =
-        rpc::notification_text("initialized", &serde_json::json!({})).map_err(|error| unwritable("initialized", &error))?;
-    send(orders, Order::Notify { text }).await?;
-    Ok(initialized)
+fn url(options: &ExecServerClientConnectOptions) -> Dialler {
+    Dialler::Url { url: options.url.clone(), silence: options.silence_timeout }
 }
 
-async fn call<R: DeserializeOwned>(
-    orders: &mpsc::Sender<Order>,
-    method: &str,
-    params: &impl Serialize,
-) -> Result<R, ExecServerError> {
-    let (answer, answered) = oneshot::channel();
-    let params = serde_json::to_string(params).map_err(|error| unwritable(method, &error))?;
-    send(orders, Order::Call { method: method.to_owned(), params, answer }).await?;
-    let result = answered.await.map_err(|_| gone())??;
+/// What becomes of a call on its way when the link is cut.
+fn again(method: &str) -> Again {
+    match method {
+        // Named by a write id, without effect the second time, or a question that is asked in loops.
+        "process/write" | "process/terminate" | "process/read" | "process/acknowledge" | "fs/close" => Again::Send,
+        "fs/readFile"
+        | "fs/getMetadata"
+        | "fs/canonicalize"
+        | "fs/readDirectory"
+        | "fs/walk"
+        | "fs/readBlock"
+        | "process/list"
+        | "environment/info"
+        | "environment/status"
+        | "environmentConfig/read"
+        | "capabilities/discoverV2"
+        | "capabilityRoots/discoverV1" => Again::Fail,
+        _change => Again::Lost,
+    }
+}
+
+/// 128 random bits. None if the system has none: then nothing is sent twice.
+pub(crate) fn operation_id() -> Option<String> {
+    let mut bytes = [0_u8; 16];
+    getrandom::fill(&mut bytes).ok()?;
+    Some(bytes.iter().fold(String::with_capacity(32), |mut text, byte| {
+        let _infallible = write!(text, "{byte:02x}");
+        text
+    }))
+}
+
+pub(crate) fn text(method: &str, params: &impl Serialize) -> Result<String, ExecServerError> {
+    serde_json::to_string(params)
+        .map_err(|error| ExecServerError::Parameters { method: method.to_owned(), reason: error.to_string() })
+}
+
+pub(crate) fn decode<R: DeserializeOwned>(method: &str, result: &RawValue) -> Result<R, ExecServerError> {
     serde_json::from_str(result.get())
         .map_err(|error| ExecServerError::Answer { method: method.to_owned(), reason: error.to_string() })
 }
 
-async fn send(orders: &mpsc::Sender<Order>, order: Order) -> Result<(), ExecServerError> {
-    orders.send(order).await.map_err(|_| gone())
-}
-
-fn gone() -> ExecServerError {
-    ExecServerError::Disconnected("the server is gone".to_owned())
-}
-
-fn unwritable(method: &str, error: &serde_json::Error) -> ExecServerError {
-    ExecServerError::Answer { method: method.to_owned(), reason: format!("its parameters cannot be written: {error}") }
+/// The task is gone: it panicked, or its runtime ends.
+pub(crate) fn gone() -> ExecServerError {
+    ExecServerError::Disconnected("the client's task is gone".to_owned())
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::ProcessEvent;
-    use portcullis_protocol::denial::{Denial, Denials, Layer, Wanted};
-    use portcullis_protocol::event::{Event, Stream};
-    use portcullis_protocol::path::WirePath;
-    use portcullis_protocol::rpc::{Id, Message, RpcError};
-
-    fn denial() -> Denial {
-        let rule = "an entry for reading".to_owned();
-        Denial { path: "/etc/x".to_owned(), access: Wanted::Write, layer: Layer::Mounts, rule, grant: None }
-    }
-
-    /// A server that starts what it is asked to but for the id `taken`.
-    async fn serve(mut requests: mpsc::Receiver<String>, answers: mpsc::Sender<String>) {
-        while let Some(text) = requests.recv().await {
-            let Ok(Message::Request { id, method, params }) = rpc::parse(text.as_bytes()) else { continue };
-            let answer = match (&*method, params.map_or("", |params| params.get())) {
-                ("initialize", _) => rpc::result_text(&id, &serde_json::json!({"sessionId": "s"})).unwrap(),
-                (_, params) if params.contains("taken") => {
-                    rpc::error_text(&id, &RpcError::new(-32600, "process taken already exists").with_denials(&[denial()]))
-                }
-                (_, _) => rpc::result_text(&id, &serde_json::json!({"processId": "p"})).unwrap(),
-            };
-            answers.send(answer).await.unwrap();
-            if id == Id::Number(4) {
-                let output = Event::Output { stream: Stream::Stdout, chunk: b"x".to_vec() };
-                answers.send(output.notification("p", 1)).await.unwrap();
-                let denials = Arc::new(Denials { list: vec![denial()], more: 2 });
-                answers.send(Event::Exited { code: 1, denials }.notification("p", 2)).await.unwrap();
-            }
-        }
-    }
-
-    #[tokio::test]
-    async fn a_second_start_of_an_id_leaves_the_first_its_events() {
-        let (outgoing, requests) = mpsc::channel(8);
-        let (answers, incoming) = mpsc::channel(8);
-        let server = tokio::spawn(serve(requests, answers));
-        let (client, task) = ExecServerClient::over(Transport { outgoing, incoming }, "test").await.unwrap();
-        let start = |id: &str| StartParams::new(id, vec!["true".to_owned()], WirePath::parse("/").unwrap());
-        let mut first = client.start(&start("p")).await.unwrap();
-        assert!(matches!(client.start(&start("p")).await, Err(ExecServerError::InUse(id)) if id == "p"));
-        // A start that the server refuses is forgotten, so that it can be tried again.
-        for _twice in 0..2 {
-            let refused = client.start(&start("taken")).await;
-            assert!(matches!(refused, Err(ExecServerError::Server(error)) if error.denials() == [denial()]));
-        }
-        assert_eq!(first.event().await, Some(ProcessEvent::Output { seq: 1, stream: Stream::Stdout, chunk: b"x".to_vec() }));
-        let denials = Denials { list: vec![denial()], more: 2 };
-        assert_eq!(first.event().await, Some(ProcessEvent::Exited { seq: 2, code: 1, denied: true, denials }));
-        drop((first, client));
-        task.await.unwrap();
-        server.await.unwrap();
-    }
-
-    #[tokio::test]
-    async fn what_is_asked_of_a_process_is_in_the_words_of_the_wire() {
-        use portcullis_protocol::process::{ProcessState, Size, WriteStatus};
-        use portcullis_protocol::signal::Signal;
-        use serde_json::{Value, json};
-        let (outgoing, mut requests) = mpsc::channel::<String>(8);
-        let (answers, incoming) = mpsc::channel::<String>(8);
-        let server = tokio::spawn(async move {
-            let mut asked = Vec::new();
-            while let Some(text) = requests.recv().await {
-                let request: Value = serde_json::from_str(&text).unwrap();
-                let listed = json!({"processId": "p", "state": "running", "startedAtMs": 1, "tty": true, "nextSeq": 1});
-                let result = match request["method"].as_str().unwrap() {
-                    "initialize" => json!({"sessionId": "s"}),
-                    "initialized" => continue,
-                    "process/start" => json!({"processId": "p"}),
-                    "process/write" => json!({"status": "accepted"}),
-                    "process/list" => json!({"processes": [listed]}),
-                    _ => json!({}),
-                };
-                answers.send(json!({"id": request["id"], "result": result}).to_string()).await.unwrap();
-                asked.push((request["method"].clone(), request["params"].clone()));
-            }
-            asked
-        });
-        let (client, task) = ExecServerClient::over(Transport { outgoing, incoming }, "test").await.unwrap();
-        let params = StartParams::new("p", vec!["true".to_owned()], WirePath::parse("/").unwrap());
-        let mut process = client.start(&params).await.unwrap();
-        let one = std::num::NonZeroU16::MIN;
-        process.resize(Size { rows: one, cols: one }).await.unwrap();
-        process.signal(Signal::STOP).await.unwrap();
-        process.interrupt().await.unwrap();
-        let mut input = process.take_input().unwrap();
-        assert!(process.take_input().is_none());
-        for _twice in 0..2 {
-            assert_eq!(input.write(b"x".to_vec()).await.unwrap(), WriteStatus::Accepted);
-        }
-        input.close().await.unwrap();
-        process.close_stdin().await.unwrap();
-        let listed = client.processes().await.unwrap();
-        assert_eq!((listed[0].state, listed[0].exit_code, &listed[0].sandbox_type), (ProcessState::Running, None, &None));
-        drop((process, client));
-        task.await.unwrap();
-        let asked = server.await.unwrap();
-        let write = |id: &str| (json!("process/write"), json!({"processId": "p", "chunk": "eA==", "writeId": id}));
-        let expect = [
-            (json!("process/resize"), json!({"processId": "p", "rows": 1, "cols": 1})),
-            (json!("process/signal"), json!({"processId": "p", "signal": "stop"})),
-            (json!("process/signal"), json!({"processId": "p", "signal": "interrupt"})),
-            write("input-1"),
-            write("input-2"),
-            (json!("process/closeStdin"), json!({"processId": "p"})),
-            (json!("process/closeStdin"), json!({"processId": "p"})),
-            (json!("process/list"), json!({})),
-        ];
-        assert_eq!(asked[2..], expect);
-    }
-}
+mod tests;

@@ -1,58 +1,88 @@
 //! A transport over a WebSocket.
 
-use crate::ExecServerError;
 use crate::task::Transport;
 use futures_util::{SinkExt as _, StreamExt as _};
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
-use tokio_tungstenite::tungstenite::Message;
+use tokio::time::{Instant, timeout_at};
 use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
+use tokio_tungstenite::tungstenite::{Bytes, Message};
 
-/// How long a server may take to take a connection.
-const CONNECT: Duration = Duration::from_secs(10);
 /// Messages in line in one direction.
 const QUEUE: usize = 128;
 /// A server answers a file of 512 MiB in one message, in base64.
 const MESSAGE: usize = 768 << 20;
 
-/// Connects, and answers the transport with the task that carries it; its owner joins it.
-pub(crate) async fn websocket(url: &str) -> Result<(Transport, JoinHandle<()>), ExecServerError> {
-    let failed = |reason: String| ExecServerError::Connect { url: url.to_owned(), reason };
+/// Connects, and answers the transport with the task that carries it, which answers why it ended; its owner joins it.
+///
+/// # Errors
+/// The server was not reached; the text says why.
+pub(crate) async fn websocket(url: &str, silence: Option<Duration>) -> Result<(Transport, JoinHandle<String>), String> {
     let config = WebSocketConfig::default().max_message_size(Some(MESSAGE)).max_frame_size(Some(MESSAGE));
     let connecting = tokio_tungstenite::connect_async_with_config(url, Some(config), true);
-    let connected = tokio::time::timeout(CONNECT, connecting).await;
-    let (socket, _response) = connected
-        .map_err(|_elapsed| failed(format!("no answer within {} s", CONNECT.as_secs())))?
-        .map_err(|error| failed(error.to_string()))?;
+    let (socket, _response) = connecting.await.map_err(|error| error.to_string())?;
     let (mut sink, mut stream) = socket.split();
     let (to_server, mut outgoing) = mpsc::channel::<String>(QUEUE);
     let (incoming, from_server) = mpsc::channel(QUEUE);
+    // Signs of life are asked for by the reader and sent by the writer; one at a time is enough.
+    let (ask, mut asked) = mpsc::channel::<()>(1);
     let carried = tokio::spawn(async move {
         let read = async {
-            while let Some(Ok(message)) = stream.next().await {
+            loop {
+                let message = match heard(&mut stream, silence, &ask).await {
+                    Some(Some(Ok(message))) => message,
+                    Some(Some(Err(error))) => break error.to_string(),
+                    Some(None) => break "the server is gone".to_owned(),
+                    None => break format!("nothing was heard of the server for {} s", silence.unwrap_or_default().as_secs_f64()),
+                };
                 let text = match message {
                     Message::Text(text) => text.as_str().to_owned(),
-                    Message::Close(_) => break,
+                    Message::Close(_) => break "the server closed the connection".to_owned(),
                     _ping_pong_binary => continue,
                 };
                 if incoming.send(text).await.is_err() {
-                    break;
+                    // Who reads is gone; what is still to be written decides when this ends.
+                    std::future::pending::<()>().await;
                 }
             }
         };
         let write = async {
-            while let Some(text) = outgoing.recv().await {
-                if sink.send(Message::Text(text.into())).await.is_err() {
-                    return;
+            loop {
+                let message = tokio::select! {
+                    text = outgoing.recv() => match text {
+                        Some(text) => Message::Text(text.into()),
+                        None => break,
+                    },
+                    Some(()) = asked.recv() => Message::Ping(Bytes::new()),
+                };
+                if sink.send(message).await.is_err() {
+                    // What was read before the end still counts: the reader finds the end by itself.
+                    std::future::pending::<()>().await;
                 }
             }
             let _gone = sink.send(Message::Close(None)).await;
+            "the client closed the connection".to_owned()
         };
         tokio::select! {
-            () = read => {}
-            () = write => {}
+            reason = read => reason,
+            reason = write => reason,
         }
     });
     Ok((Transport { outgoing: to_server, incoming: from_server }, carried))
+}
+
+/// The next item. None after too long a silence, in which the server was asked for a sign of life.
+async fn heard<S: futures_util::Stream + Unpin>(
+    stream: &mut S,
+    silence: Option<Duration>,
+    ask: &mpsc::Sender<()>,
+) -> Option<Option<S::Item>> {
+    let Some(silence) = silence else { return Some(stream.next().await) };
+    let begin = Instant::now();
+    if let Ok(item) = timeout_at(begin + silence / 3, stream.next()).await {
+        return Some(item);
+    }
+    let _asked_already = ask.try_send(());
+    timeout_at(begin + silence, stream.next()).await.ok()
 }

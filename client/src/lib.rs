@@ -1,18 +1,33 @@
 //! The library with which other programs use an exec-server.
 //!
 //! # How it works
-//! A [`Transport`] carries texts both ways, over a WebSocket or within a process. The client's one task owns it: it matches
-//! answers with their calls, and hands what happened to a process to whoever started it. This version does not come back
-//! after a cut: every call then fails with [`ExecServerError::Disconnected`].
+//! The client's one task owns the link, the calls without answers, and who hears of which process. What it decides is in
+//! `recovery`, which has neither sockets nor a clock: one input, then its outputs. The task carries them out.
+//!
+//! When the link is cut the client comes back by itself: it dials again, resumes its session, reads what every process did
+//! meanwhile, and goes on. Handles survive that. A call that was on its way is sent again where the server sees that it is the
+//! same one, or where doing it twice is doing it once; else it fails, and the error says whether it may have been carried out.
+//! `docs/client.md` has the whole of it.
 #![forbid(unsafe_code)]
 
 mod client;
 mod dial;
 mod error;
+mod files;
+mod http;
+mod mailbox;
+mod options;
+mod pending;
 mod process;
+mod recovery;
+mod status;
 mod task;
 
-pub use client::{ExecServerClient, ExecServerClientConnectOptions};
+pub use client::ExecServerClient;
 pub use error::ExecServerError;
-pub use process::{Process, ProcessEvent, ProcessEvents, ProcessInput};
+pub use files::{FileReader, FileWriter};
+pub use http::{HttpBody, HttpHeader, HttpRequest, HttpResponse};
+pub use options::ExecServerClientConnectOptions;
+pub use process::{Finished, Process, ProcessEvent, ProcessEvents, ProcessInput};
+pub use status::ClientStatus;
 pub use task::Transport;

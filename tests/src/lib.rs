@@ -6,11 +6,13 @@
 mod client;
 mod place;
 mod program;
+mod proxy;
 mod workspace;
 
 pub use client::{Client, Events, Refusal};
 pub use place::Place;
 pub use program::{Program, Server, Watched, executable, portcullis, without};
+pub use proxy::Proxy;
 pub use workspace::{Workspace, at, special};
 
 use std::time::Duration;
