@@ -1,6 +1,7 @@
 //! A connection: decodes what one client sends, routes each call, and answers. Calls run side by side up to a bound.
 
 mod files;
+mod output;
 
 use crate::answer::{Answer, answered, carry_out, text};
 use crate::blocking::Blocking;
@@ -37,13 +38,14 @@ const CONTROL: usize = 64;
 
 /// Serves one client until its link ends or the gateway closes.
 pub(crate) async fn run(core: Arc<Core>, link: Link, closing: CancellationToken) {
-    let Link { mut incoming, outgoing, peer, resumable } = link;
+    let Link { mut incoming, outgoing, mut answered, answers_pings, peer, resumable } = link;
     let disk = Disk { blocking: Blocking::new(), deadline: core.config.fs_deadline };
     let slots = core.config.concurrent_requests.max(1);
     let policies = Policies::new(core.machine.clone(), core.ceiling.clone());
     let mut connection = Connection {
         core,
         outgoing,
+        answers_pings,
         peer,
         closing,
         handshake: Handshake::default(),
@@ -68,6 +70,11 @@ pub(crate) async fn run(core: Arc<Core>, link: Link, closing: CancellationToken)
             }
             Some(_ended) = connection.calls.join_next() => connection.go_on().await,
             Some(_ended) = connection.control.join_next() => {}
+            // Before the messages, which may wait for what this makes room for.
+            Ok(()) = answered.changed() => {
+                let mark = *answered.borrow_and_update();
+                connection.delivered(mark).await;
+            }
             message = incoming.recv(), if connection.has_room() => match message {
                 Some(Incoming { bytes, charge }) => {
                     connection.charge = Some(charge);
@@ -84,6 +91,7 @@ pub(crate) async fn run(core: Arc<Core>, link: Link, closing: CancellationToken)
 struct Connection {
     core: Arc<Core>,
     outgoing: mpsc::Sender<Outgoing>,
+    answers_pings: bool,
     peer: String,
     closing: CancellationToken,
     handshake: Handshake,
@@ -172,7 +180,8 @@ impl Connection {
             }
             Call::EnvironmentStatus => self.answer(&id, &EnvironmentStatus { status: "ready".to_owned() }).await,
             Call::ProcessStart(params) => self.start(id, params).await,
-            Call::ProcessRead(params) => self.ask(id, |reply| Command::Read { params, reply }).await,
+            Call::ProcessRead(params) => self.read(id, params).await,
+            Call::ProcessAcknowledge(params) => self.control(id, |reply| Command::Acknowledge { params, reply }).await,
             Call::ProcessWrite(params) => self.ask(id, |reply| Command::Write { params, reply }).await,
             Call::ProcessCloseStdin(params) => self.ask(id, |reply| Command::CloseStdin { params, reply }).await,
             Call::ProcessList => self.ask(id, |reply| Command::List { reply }).await,
@@ -201,7 +210,8 @@ impl Connection {
         };
         let (reply, attached) = oneshot::channel();
         let unknown = || reply::invalid(format!("unknown session id {}", session.id()));
-        session.send(Command::Attach { outgoing: self.outgoing.clone(), reply }).await.map_err(|_| unknown())?;
+        let proof = self.proof(params.acknowledge);
+        session.send(Command::Attach { outgoing: self.outgoing.clone(), proof, reply }).await.map_err(|_| unknown())?;
         let attachment = attached.await.map_err(|_| unknown())?.map_err(|AttachError| {
             RpcError::new(code::ATTACHED, format!("session {} is already attached to another connection", session.id()))
         })?;
@@ -303,6 +313,7 @@ fn is_control(call: &Call) -> bool {
         Call::Initialize(_)
             | Call::EnvironmentInfo(_)
             | Call::EnvironmentStatus
+            | Call::ProcessAcknowledge(_)
             | Call::ProcessResize(_)
             | Call::ProcessSignal(_)
             | Call::ProcessTerminate(_)

@@ -50,6 +50,8 @@ pub(crate) fn extensions() -> Extensions {
         process_signals: Signal::names().map(str::to_owned).collect(),
         process_list: true,
         operation_id: true,
+        process_events: true,
+        process_acknowledge: true,
         ..Extensions::default()
     }
 }

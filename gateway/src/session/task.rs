@@ -1,8 +1,10 @@
 //! The task of a session: joins its state with the spawner, the pumps and the attached connection.
 
 use super::message::{Answer, Call, Input, Output, Retention, Start};
+use super::spool::{Done, Spools};
 use super::state::State;
-use super::{AttachError, Attachment, Command, Order, Reply, SessionConfig, Turn};
+use super::{AttachError, Attachment, Command, Order, Page, Reply, SessionConfig, Turn};
+use crate::budget::{Budget, Charge};
 use crate::helper::spawner::{Child, Launch, LaunchError, Spawner};
 use crate::link::Outgoing;
 use crate::process::launch::{self, Ends};
@@ -12,7 +14,7 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use portcullis_protocol::fs::Empty;
 use portcullis_protocol::process::{
-    ListResult, ReadResult, ResizeParams, SignalParams, Size, StartParams, StartResult, TerminateResult, WriteResult,
+    ListResult, ResizeParams, SignalParams, Size, StartParams, StartResult, TerminateResult, WriteResult,
 };
 use portcullis_protocol::rpc::{RpcError, code};
 use portcullis_sandbox::policy::Policy;
@@ -48,6 +50,9 @@ pub(super) struct Task {
     generation: u64,
     attached: Option<mpsc::Sender<Outgoing>>,
     starts: FuturesUnordered<BoxFuture<'static, Begun>>,
+    /// Pages that wait for room on their connection.
+    rooms: FuturesUnordered<BoxFuture<'static, (Call, Charge)>>,
+    spools: Spools,
     controls: HashMap<u64, Controls>,
     pumps: JoinSet<u64>,
     pump_keys: HashMap<tokio::task::Id, u64>,
@@ -61,7 +66,7 @@ enum Caller {
     Attach(mpsc::Sender<Outgoing>, oneshot::Sender<Result<Attachment, AttachError>>),
     Prepare(Box<StartParams>, Option<Arc<Policy>>, Turn, Reply<StartResult>),
     Start(Reply<StartResult>),
-    Read(Reply<ReadResult>),
+    Read(Reply<Page>, Budget, Option<Charge>),
     Write(Reply<WriteResult>),
     Done(Reply<Empty>),
     List(Reply<ListResult>),
@@ -82,6 +87,8 @@ enum Wake {
     Feed(u64, Feed),
     Begun(Begun),
     Pump(Result<(tokio::task::Id, u64), JoinError>),
+    Spool(u64, Done),
+    Reserved(Call, Charge),
     Room(bool),
     Timeout,
 }
@@ -90,17 +97,21 @@ impl Task {
     pub(super) fn new(id: Arc<str>, spawner: Spawner, config: SessionConfig) -> Self {
         let retention = Retention { detached: config.retention, closed: config.retention };
         let (feed, feeds) = mpsc::channel(FEEDS);
+        let spools = Spools::new(config.spool.clone());
+        let state = State::new(retention, config.spool_limits, now());
         Self {
             id,
             spawner,
             config,
-            state: State::new(retention, now()),
+            state,
             next_call: 0,
             callers: HashMap::new(),
             order: Some(Order::default()),
             generation: 0,
             attached: None,
             starts: FuturesUnordered::new(),
+            rooms: FuturesUnordered::new(),
+            spools,
             controls: HashMap::new(),
             pumps: JoinSet::new(),
             pump_keys: HashMap::new(),
@@ -134,6 +145,8 @@ impl Task {
             Some((key, feed)) = self.feeds.recv() => Wake::Feed(key, feed),
             Some(begun) = self.starts.next() => Wake::Begun(begun),
             Some(ended) = self.pumps.join_next_with_id() => Wake::Pump(ended),
+            Some((key, done)) = self.spools.next() => Wake::Spool(key, done),
+            Some((call, room)) = self.rooms.next() => Wake::Reserved(call, room),
             room = reserve(connection), if connection.is_some() => Wake::Room(room),
             () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => Wake::Timeout,
         }
@@ -147,6 +160,13 @@ impl Task {
             Wake::Feed(key, feed) => self.handle(Input::Feed { key, feed }),
             Wake::Begun(begun) => self.begun(begun),
             Wake::Pump(ended) => self.pump_ended(ended),
+            Wake::Spool(key, done) => self.spool_done(key, done),
+            Wake::Reserved(call, room) => {
+                if let Some(Caller::Read(_, _, reserved)) = self.callers.get_mut(&call) {
+                    *reserved = Some(room);
+                }
+                self.handle(Input::RoomReserved { call });
+            }
             // The connection is on its way out: its detach will come.
             Wake::Room(false) => self.attached = None,
             Wake::Room(true) => {}
@@ -158,7 +178,9 @@ impl Task {
         let call = self.next_call;
         self.next_call += 1;
         let (caller, input) = match command {
-            Command::Attach { outgoing, reply } => (Caller::Attach(outgoing, reply), Input::Attach { call }),
+            Command::Attach { outgoing, proof, reply } => (Caller::Attach(outgoing, reply), Input::Attach { call, proof }),
+            Command::Delivered { generation, mark } => return self.handle(Input::Delivered { generation, mark }),
+            Command::HandedOut { generation, page } => return self.handle(Input::HandedOut { generation, page }),
             Command::Detach { generation, order } => {
                 if generation == self.generation {
                     self.order = Some(order);
@@ -177,10 +199,12 @@ impl Task {
                     takes_input: params.tty || params.pipe_stdin,
                     operation: params.operation_id.clone(),
                     at_ms: unix_ms(),
+                    when_full: params.when_full.unwrap_or_default(),
                 };
                 (Caller::Prepare(params, policy, turn, reply), Input::Start { call, start })
             }
-            Command::Read { params, reply } => (Caller::Read(reply), Input::Read { call, params }),
+            Command::Read { params, replies, reply } => (Caller::Read(reply, replies, None), Input::Read { call, params }),
+            Command::Acknowledge { params, reply } => (Caller::Done(reply), Input::Acknowledge { call, params }),
             Command::Write { params, reply } => (Caller::Write(reply), Input::Write { call, params }),
             Command::CloseStdin { params, reply } => {
                 (Caller::Done(reply), Input::CloseStdin { call, process: params.process_id })
@@ -215,6 +239,10 @@ impl Task {
                     }
                 }
                 Output::Launch { call, key } => self.launch(call, key),
+                Output::ReserveRoom { call, bytes } => self.reserve_room(call, bytes),
+                Output::Spool { key, write } => self.spools.write(key, write),
+                Output::ReadSpool { call, key, extents } => self.spools.read(key, call, extents),
+                Output::SpoolDrained { key } => self.spools.close(key),
                 Output::Grant { key, total } => self.with(key, |controls| controls.grant(total)),
                 Output::Write { key, chunk } => self.with(key, |controls| controls.write(chunk)),
                 Output::CloseStdin { key } => self.with(key, Controls::close_input),
@@ -223,6 +251,7 @@ impl Task {
                 Output::Kill { key } => self.with(key, |controls| controls.kill()),
                 Output::Forget { key } => {
                     self.controls.remove(&key);
+                    self.spools.forget(key);
                 }
                 Output::End => self.has_ended = true,
             }
@@ -239,7 +268,10 @@ impl Task {
             (Caller::Attach(outgoing, reply), Answer::Attach(Some(generation))) => self.attach(outgoing, reply, generation),
             (Caller::Attach(_, reply), Answer::Attach(None)) => drop(reply.send(Err(AttachError))),
             (Caller::Start(reply) | Caller::Prepare(_, _, _, reply), Answer::Start(result)) => drop(reply.send(result)),
-            (Caller::Read(reply), Answer::Read(result)) => drop(reply.send(result)),
+            (Caller::Read(reply, _, room), Answer::Read(result, page)) => {
+                let receipt = page.map(|page| Command::HandedOut { generation: self.generation, page });
+                drop(reply.send(result.map(|result| Page { result, room, receipt })));
+            }
             (Caller::Write(reply), Answer::Write(result)) => drop(reply.send(result)),
             (Caller::Done(reply), Answer::Done(result)) => drop(reply.send(result.map(|()| Empty {}))),
             (Caller::List(reply), Answer::List(result)) => drop(reply.send(Ok(result))),
@@ -261,6 +293,29 @@ impl Task {
             self.order = Some(order);
             self.attached = None;
             self.handle(Input::Detach { generation });
+        }
+    }
+
+    fn reserve_room(&mut self, call: Call, bytes: usize) {
+        let Some(Caller::Read(_, replies, _)) = self.callers.get(&call) else { return };
+        let replies = replies.clone();
+        self.rooms.push(Box::pin(async move { (call, replies.charge(bytes).await) }));
+    }
+
+    fn spool_done(&mut self, key: u64, done: Done) {
+        match done {
+            Done::Written(written) => {
+                if let Err(error) = &written {
+                    let folder = self.config.spool.display();
+                    tracing::warn!(session = &*self.id, %error, "output cannot be spooled in {folder}: its process waits instead");
+                }
+                self.handle(Input::SpoolWritten { key, is_written: written.is_ok() });
+            }
+            Done::Read(call, read) => {
+                let failed = |error| RpcError::new(code::INTERNAL, format!("read spooled output of the process: {error}"));
+                self.handle(Input::SpoolRead { call, slots: read.map_err(failed) });
+            }
+            Done::Closed => {}
         }
     }
 
@@ -329,8 +384,14 @@ impl Task {
         for _turn in 0..BURST {
             let Some(connection) = self.attached.as_ref().filter(|_| self.state.has_unsent()) else { break };
             let Ok(place) = connection.try_reserve() else { break };
-            let Some(text) = self.state.announce() else { break };
-            place.send(Outgoing::Text(text));
+            // A mark is behind everything that was announced before it.
+            match self.state.mark() {
+                Some(mark) => place.send(Outgoing::Ping(mark)),
+                None => match self.state.announce() {
+                    Some(text) => place.send(Outgoing::Text(text)),
+                    None => break,
+                },
+            }
         }
         self.act();
     }

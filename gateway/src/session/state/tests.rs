@@ -9,7 +9,9 @@ use portcullis_protocol::process::{
 use portcullis_protocol::signal::Signal;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
+use portcullis_protocol::logged::{AcknowledgeParams, Gap, LoggedEvent, WhenFull};
 use std::num::NonZeroU16;
+use std::time::Duration;
 
 const RETENTION: Duration = Duration::from_secs(90);
 
@@ -26,7 +28,7 @@ impl Harness {
     fn new() -> Self {
         let now = Instant::now();
         let retention = Retention { detached: RETENTION, closed: RETENTION };
-        Self { state: State::new(retention, now), now, next_call: 0, answers: BTreeMap::new(), outputs: Vec::new() }
+        Self { state: State::new(retention, SpoolLimits::default(), now), now, next_call: 0, answers: BTreeMap::new(), outputs: Vec::new() }
     }
 
     fn attached() -> Self {
@@ -43,6 +45,7 @@ impl Harness {
                     let before = self.answers.insert(call, answer);
                     assert!(before.is_none(), "a second answer to call {call}");
                 }
+                Output::ReserveRoom { call, .. } => self.state.handle(Input::RoomReserved { call }, self.now),
                 output => self.outputs.push(output),
             }
         }
@@ -56,7 +59,11 @@ impl Harness {
     }
 
     fn attach(&mut self) -> Option<u64> {
-        let call = self.call(|call| Input::Attach { call });
+        self.attach_with(Proof::Sent)
+    }
+
+    fn attach_with(&mut self, proof: Proof) -> Option<u64> {
+        let call = self.call(|call| Input::Attach { call, proof });
         match self.answers.remove(&call) {
             Some(Answer::Attach(generation)) => generation,
             other => panic!("{other:?}"),
@@ -70,7 +77,7 @@ impl Harness {
 
     fn begin_with(&mut self, process: &str, operation: Option<&str>, tty: bool) -> (Call, Option<u64>) {
         let operation = operation.map(str::to_owned);
-        let start = Start { process: process.to_owned(), tty, takes_input: true, operation, at_ms: 7 };
+        let start = Start { process: process.to_owned(), tty, takes_input: true, operation, at_ms: 7, when_full: WhenFull::Pause };
         let call = self.call(|call| Input::Start { call, start });
         let key = self.outputs.iter().find_map(|output| match output {
             Output::Launch { call: of, key } if *of == call => Some(*key),
@@ -156,7 +163,7 @@ impl Harness {
 
     fn read_answer(&mut self, call: Call) -> Option<Result<ReadResult, RpcError>> {
         match self.answers.remove(&call)? {
-            Answer::Read(result) => Some(result),
+            Answer::Read(result, _) => Some(result),
             other => panic!("{other:?}"),
         }
     }
@@ -398,7 +405,7 @@ fn nobody_comes_back_in_time() {
     session.exit(key);
     session.exit(starting);
     assert!(!session.state.is_live());
-    let call = session.call(|call| Input::Attach { call });
+    let call = session.call(|call| Input::Attach { call, proof: Proof::Sent });
     assert!(!session.answers.contains_key(&call), "the end answers nothing");
 }
 
@@ -672,7 +679,7 @@ proptest! {
             let generation_before = session.state.generation;
             match step {
                 Step::Attach => {
-                    let call = session.call(|call| Input::Attach { call });
+                    let call = session.call(|call| Input::Attach { call, proof: Proof::Sent });
                     if let Some(Answer::Attach(got)) = session.answers.get(&call) {
                         prop_assert_eq!(got.is_some(), !attached);
                         if let Some(got) = got {
