@@ -39,6 +39,12 @@ pub(crate) struct Serve {
     /// The most seconds that a client may ask for instead.
     #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub(crate) max_retention: u64,
+    /// The directory for output that finds no room in memory while its client is away [default: TMPDIR, else /var/tmp].
+    #[arg(long, value_name = "DIR")]
+    pub(crate) spool_dir: Option<PathBuf>,
+    /// Bytes of output that one process may have there; 0 for none. A session may have four times as much.
+    #[arg(long, value_name = "BYTES", default_value_t = 64 << 20)]
+    pub(crate) spool_bytes: u64,
     /// Where there are no namespaces, start processes under policies with writable roots all the same, although they are then not kept from .git and other
     /// protected names there, nor from chmod, chown, utime and xattr outside.
     #[arg(long)]

@@ -28,7 +28,12 @@ pub async fn connect(gateway: &Gateway, client_name: &str) -> Result<(ExecServer
             }
         };
         let down = async move {
-            while let Some(Outgoing::Text(text) | Outgoing::Large(text, _)) = outgoing.recv().await {
+            while let Some(message) = outgoing.recv().await {
+                let text = match message {
+                    Outgoing::Text(text) | Outgoing::Large(text, _) => text,
+                    Outgoing::Ping(_) => continue,
+                    Outgoing::Close { .. } => return,
+                };
                 if to_client.send(text).await.is_err() {
                     return;
                 }

@@ -46,7 +46,13 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let done = match command {
         Command::Serve(options) => {
-            let mut config = Config::new(ExecServerRuntimePaths::of_this_process()?);
+            let mut paths = ExecServerRuntimePaths::of_this_process()?;
+            if let Some(folder) = &options.spool_dir {
+                paths.spool.clone_from(folder);
+            }
+            let mut config = Config::new(paths);
+            config.spool_bytes = options.spool_bytes;
+            config.session_spool_bytes = options.spool_bytes.saturating_mul(4);
             config.concurrent_requests = options.concurrent_requests;
             config.allow_unprotected_metadata = options.allow_unprotected_metadata;
             if let Some(name) = &options.policy {

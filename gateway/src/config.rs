@@ -2,7 +2,7 @@
 
 use portcullis_sandbox::policy::Policy;
 use std::ffi::{OsStr, OsString};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,15 +11,20 @@ use std::time::Duration;
 pub struct ExecServerRuntimePaths {
     /// The executable to start in hidden roles; its `main` must ask `portcullis_helpers::dispatch()` first.
     pub executable: PathBuf,
+    /// A directory for output that waits for its client: files without names, which end with the server.
+    pub spool: PathBuf,
 }
 
 impl ExecServerRuntimePaths {
-    /// The running executable.
+    /// The running executable; spools are in TMPDIR, else in `/var/tmp` or `/tmp`.
     ///
     /// # Errors
     /// The system does not say which one runs; mount `/proc`.
     pub fn of_this_process() -> std::io::Result<Self> {
-        Ok(Self { executable: std::env::current_exe()? })
+        let named = std::env::var_os("TMPDIR").map(PathBuf::from).filter(|folder| folder.is_absolute());
+        #[expect(clippy::disallowed_methods, reason = "a constant path of the system, asked for once at the start")]
+        let usual = || PathBuf::from(if Path::new("/var/tmp").is_dir() { "/var/tmp" } else { "/tmp" });
+        Ok(Self { executable: std::env::current_exe()?, spool: named.unwrap_or_else(usual) })
     }
 }
 
@@ -34,6 +39,11 @@ pub struct Config {
     pub retention: Duration,
     /// The most that a client may ask for instead of `retention`.
     pub max_retention: Duration,
+    /// Bytes of output of one process that may wait on disk while its client is away; 0 for none, and then the process waits
+    /// once memory is full.
+    pub spool_bytes: u64,
+    /// The same for all processes of a session together.
+    pub session_spool_bytes: u64,
     /// After this long a file call is lost and its worker killed, so that one hung call stops nothing.
     pub fs_deadline: Duration,
     /// Where there are no namespaces, accept write policies for processes although nothing keeps them from protected metadata.
@@ -56,6 +66,8 @@ impl Config {
             concurrent_requests: 64,
             retention: Duration::from_secs(90),
             max_retention: Duration::from_secs(600),
+            spool_bytes: 64 << 20,
+            session_spool_bytes: 256 << 20,
             fs_deadline: Duration::from_secs(120),
             allow_unprotected_metadata: false,
             ceiling: None,

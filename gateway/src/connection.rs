@@ -1,6 +1,7 @@
 //! A connection: decodes what one client sends, routes each call, and answers. Calls run side by side up to a bound.
 
 mod files;
+mod output;
 
 use crate::answer::{Answer, answered, carry_out, text};
 use crate::blocking::Blocking;
@@ -41,7 +42,7 @@ const CONTROL: usize = 64;
 
 /// Serves one client until its link ends or the gateway closes.
 pub(crate) async fn run(core: Arc<Core>, link: Link, closing: CancellationToken) {
-    let Link { mut incoming, outgoing, peer, resumable, doubt } = link;
+    let Link { mut incoming, outgoing, mut answered, answers_pings, peer, resumable, doubt } = link;
     let disk = Disk { blocking: Blocking::new(), deadline: core.config.fs_deadline };
     let slots = core.config.concurrent_requests.max(1);
     let policies = Policies::new(core.machine.clone(), core.ceiling.clone());
@@ -49,6 +50,7 @@ pub(crate) async fn run(core: Arc<Core>, link: Link, closing: CancellationToken)
         core,
         outgoing,
         doubt,
+        answers_pings,
         peer,
         leaving: closing.child_token(),
         keeps_handles: false,
@@ -79,6 +81,11 @@ pub(crate) async fn run(core: Arc<Core>, link: Link, closing: CancellationToken)
             }
             Some(_ended) = connection.calls.join_next() => connection.go_on().await,
             Some(_ended) = connection.control.join_next() => {}
+            // Before the messages, which may wait for what this makes room for.
+            Ok(()) = answered.changed() => {
+                let mark = *answered.borrow_and_update();
+                connection.delivered(mark).await;
+            }
             message = incoming.recv(), if connection.has_room() => match message {
                 Some(Incoming { bytes, charge }) => {
                     connection.charge = Some(charge);
@@ -96,6 +103,7 @@ struct Connection {
     core: Arc<Core>,
     outgoing: mpsc::Sender<Outgoing>,
     doubt: Doubt,
+    answers_pings: bool,
     peer: String,
     /// The gateway closes, or another connection takes the session over.
     leaving: CancellationToken,
@@ -187,7 +195,8 @@ impl Connection {
             }
             Call::EnvironmentStatus => self.answer(&id, &EnvironmentStatus { status: "ready".to_owned() }).await,
             Call::ProcessStart(params) => self.start(id, params).await,
-            Call::ProcessRead(params) => self.ask(id, |reply| Command::Read { params, reply }).await,
+            Call::ProcessRead(params) => self.read(id, params).await,
+            Call::ProcessAcknowledge(params) => self.control(id, |reply| Command::Acknowledge { params, reply }).await,
             Call::ProcessWrite(params) => self.ask(id, |reply| Command::Write { params, reply }).await,
             Call::ProcessCloseStdin(params) => self.ask(id, |reply| Command::CloseStdin { params, reply }).await,
             Call::ProcessList => self.ask(id, |reply| Command::List { reply }).await,
@@ -220,6 +229,7 @@ impl Connection {
         let terms = Terms {
             take_over: params.take_over,
             retention: params.retention_ms.map(|asked| Duration::from_millis(asked).min(longest)),
+            proof: self.proof(params.acknowledge),
         };
         let newcomer =
             Newcomer { outgoing: self.outgoing.clone(), evicted: self.leaving.clone(), doubt: self.doubt.clone(), terms };
@@ -329,6 +339,7 @@ fn is_control(call: &Call) -> bool {
         Call::Initialize(_)
             | Call::EnvironmentInfo(_)
             | Call::EnvironmentStatus
+            | Call::ProcessAcknowledge(_)
             | Call::ProcessResize(_)
             | Call::ProcessSignal(_)
             | Call::ProcessTerminate(_)

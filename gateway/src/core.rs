@@ -11,7 +11,7 @@ use crate::policies::{Named, Policies};
 use crate::process::launch;
 use crate::registry::Registry;
 use crate::reply;
-use crate::session::{self, Command, SessionConfig, SessionHandle, Turn};
+use crate::session::{self, Command, SessionConfig, SessionHandle, SpoolLimits, Turn};
 use portcullis_protocol::environment::{Enforcement, EnvironmentInfo};
 use portcullis_protocol::helper::HIDDEN_FLAG;
 use portcullis_protocol::process::StartParams;
@@ -185,6 +185,8 @@ impl Core {
             allow_unprotected: self.config.allow_unprotected_metadata,
             environment: Arc::clone(&self.config.environment),
             shell: self.environment.shell.path.clone(),
+            spool: self.config.paths.spool.clone(),
+            spool_limits: SpoolLimits { process: self.config.spool_bytes, session: self.config.session_spool_bytes },
         };
         let (handle, task) = session::start(uuid::Uuid::new_v4().to_string().into(), self.spawner.clone(), config);
         self.registry.insert(handle.clone());

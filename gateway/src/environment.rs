@@ -54,6 +54,8 @@ pub(crate) fn extensions(config: &Config) -> Extensions {
         keep_handles: true,
         take_over: true,
         max_retention_ms: u64::try_from(config.max_retention.as_millis()).unwrap_or(u64::MAX),
+        process_events: true,
+        process_acknowledge: true,
         ..Extensions::default()
     }
 }

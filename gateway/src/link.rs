@@ -18,6 +18,11 @@ pub struct Link {
     pub(crate) incoming: mpsc::Receiver<Incoming>,
     /// What the client gets.
     pub(crate) outgoing: mpsc::Sender<Outgoing>,
+    /// The last mark that was answered, which speaks for those before it: a state, not messages, so that it waits behind
+    /// nothing and nobody waits to put it there.
+    pub(crate) answered: watch::Receiver<u64>,
+    /// Whether [`Outgoing::Ping`] is answered.
+    pub(crate) answers_pings: bool,
     /// How texts name the peer, as in `websocket JSON-RPC message from exec-server websocket 127.0.0.1:4000`.
     pub(crate) peer: String,
     /// Whether the session may outlive this link: no on stdio, whose client cannot come back.
@@ -52,6 +57,7 @@ pub struct LinkEnd {
 #[derive(Debug)]
 pub struct Inlet {
     messages: mpsc::Sender<Incoming>,
+    answered: watch::Sender<u64>,
     budget: Budget,
 }
 
@@ -71,6 +77,11 @@ impl Inlet {
             () = self.messages.closed() => return Err(ConnectionEnded),
         };
         self.messages.send(Incoming { bytes, charge }).await.map_err(|_| ConnectionEnded)
+    }
+
+    /// The client answered a ping.
+    pub fn answered(&self, mark: u64) {
+        self.answered.send_replace(mark);
     }
 
     /// Waits for the end of the connection.
@@ -93,6 +104,9 @@ pub enum Outgoing {
     Text(String),
     /// One message, with the room that it takes: to be dropped when it was sent.
     Large(String, Charge),
+    /// A ping that carries this mark; only over links that answer those, with [`Inlet::answered`] once the client has
+    /// received everything before it.
+    Ping(u64),
     /// The end, with a WebSocket close code and a reason. Nothing follows.
     Close {
         /// As RFC 6455 section 7.4 says.
@@ -110,9 +124,25 @@ impl Link {
         let (messages, incoming) = mpsc::channel(QUEUE);
         let (outgoing, from_gateway) = mpsc::channel(QUEUE);
         let (doubt, doubts) = watch::channel(());
-        let link = Self { incoming, outgoing, peer: peer.into(), resumable, doubt: Doubt(doubt) };
-        let inlet = Inlet { messages, budget: Budget::new(INCOMING_BYTES) };
+        let (answered, answers) = watch::channel(0);
+        let link = Self {
+            incoming,
+            outgoing,
+            answered: answers,
+            answers_pings: false,
+            peer: peer.into(),
+            resumable,
+            doubt: Doubt(doubt),
+        };
+        let inlet = Inlet { messages, answered, budget: Budget::new(INCOMING_BYTES) };
         (link, LinkEnd { incoming: inlet, outgoing: from_gateway, doubts })
+    }
+
+    /// The same link, over which the client answers [`Outgoing::Ping`] in order. What it was sent is kept until it has
+    /// received that; over any other link, sending must be enough.
+    #[must_use]
+    pub fn answering_pings(self) -> Self {
+        Self { answers_pings: true, ..self }
     }
 }
 

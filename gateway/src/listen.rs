@@ -199,7 +199,7 @@ async fn serve_websocket(address: SocketAddr, config: Config, stop: &Cancellatio
             ended = &mut server => break Some(ended),
             Some(Upgraded { socket, peer }) = upgraded.recv() => {
                 let (link, end) = Link::pair(format!("websocket JSON-RPC message from exec-server websocket {peer}"), true);
-                gateway.accept(link).await;
+                gateway.accept(link.answering_pings()).await;
                 sockets.spawn(carry(socket, end));
             }
             Some(_ended) = sockets.join_next() => {}
@@ -290,7 +290,13 @@ async fn carry(socket: WebSocket, end: LinkEnd) {
             let bytes = match message {
                 Ok(Some(Ok(Message::Text(text)))) => Bytes::from(text),
                 Ok(Some(Ok(Message::Binary(bytes)))) => bytes,
-                Ok(Some(Ok(Message::Ping(_) | Message::Pong(_)))) => continue,
+                Ok(Some(Ok(Message::Pong(payload)))) => {
+                    if let Ok(mark) = <[u8; 8]>::try_from(&*payload) {
+                        incoming.answered(u64::from_be_bytes(mark));
+                    }
+                    continue;
+                }
+                Ok(Some(Ok(Message::Ping(_)))) => continue,
                 Ok(Some(Ok(Message::Close(_))) | None) => break None,
                 Ok(Some(Err(error))) => break offence(&error),
                 Err(_elapsed) => break Some((close_code::AWAY, format!("nothing came for {} s", silence.as_secs()))),
@@ -315,6 +321,7 @@ async fn carry(socket: WebSocket, end: LinkEnd) {
                         room = Some(taken);
                         Message::Text(text.into())
                     }
+                    Some(Outgoing::Ping(mark)) => Message::Ping(Bytes::copy_from_slice(&mark.to_be_bytes())),
                     Some(Outgoing::Close { code, reason }) => close(code, reason),
                     None => return,
                 },

@@ -42,6 +42,7 @@ async fn carry<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(end: LinkEnd, input:
             let (text, _room) = match message {
                 Outgoing::Text(text) => (text, None),
                 Outgoing::Large(text, room) => (text, Some(room)),
+                Outgoing::Ping(_) => continue,
                 Outgoing::Close { .. } => return,
             };
             let mut line = text.into_bytes();

@@ -23,7 +23,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::{mpsc, oneshot, watch};
 
 /// Bytes of one event at most; clients of this wire count on it.
-const CHUNK: usize = 8192;
+pub(crate) const CHUNK: usize = 8192;
 
 /// Chunks of input that wait for the child. Clients of this wire count on it.
 pub(crate) const INPUT_QUEUE: usize = 128;

@@ -3,24 +3,15 @@
 use super::message::{Answer, Call, Output, Start};
 use super::operations::Come;
 use super::process::{Ended, Phase, Process, Starting, Unparked, Written};
-use super::state::{Reader, State};
+use super::state::State;
 use portcullis_protocol::helper::Enforced;
-use portcullis_protocol::process::{
-    ListResult, ReadParams, Size, StartResult, TerminateResult, WriteParams, WriteResult, WriteStatus,
-};
+use portcullis_protocol::process::{ListResult, Size, StartResult, TerminateResult, WriteParams, WriteResult, WriteStatus};
 use portcullis_protocol::rpc::{RpcError, code};
 use portcullis_protocol::signal::Signal;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 /// Processes of a session that live; each costs a task, descriptors and a log.
 const LIVE: usize = 1024;
-
-/// Reads that wait for news; the calls in flight of a connection bound it before that.
-const READERS: usize = 1024;
-
-/// The longest wait that is taken literally.
-const LONGEST_WAIT: Duration = Duration::from_secs(86_400);
 
 impl State {
     pub(super) fn start(&mut self, call: Call, start: Start) {
@@ -42,7 +33,7 @@ impl State {
         let (key, id): (u64, Arc<str>) = (self.next_key, start.process.as_str().into());
         self.next_key += 1;
         self.keys.insert(Arc::clone(&id), key);
-        self.processes.insert(key, Process::starting(id, call, start));
+        self.processes.insert(key, Process::starting(id, call, start, self.limits.process));
         self.outputs.push_back(Output::Launch { call, key });
     }
 
@@ -111,29 +102,6 @@ impl State {
     pub(super) fn changed(&mut self, operation: String, outcome: Result<(), RpcError>) {
         for call in self.changes.ended(operation, outcome.clone()) {
             self.reply(call, Answer::Done(outcome.clone()));
-        }
-    }
-
-    pub(super) fn read(&mut self, call: Call, params: &ReadParams, now: Instant) {
-        let refuse = |text: String| Answer::Read(Err(RpcError::new(code::INVALID_REQUEST, text)));
-        let id = &params.process_id;
-        let Some((key, process)) = self.named(id) else {
-            return self.reply(call, refuse(format!("unknown process id {id}")));
-        };
-        if matches!(process.phase, Phase::Starting(_)) {
-            return self.reply(call, refuse(format!("process id {id} is starting")));
-        }
-        let after = params.after_seq.unwrap_or(0);
-        let wait = Duration::from_millis(params.wait_ms.unwrap_or(0)).min(LONGEST_WAIT);
-        let waits = !wait.is_zero() && !process.log.has_news(after);
-        if waits && self.readers.len() >= READERS {
-            return self.reply(call, refuse(format!("at most {READERS} reads may wait in a session")));
-        }
-        let reader = Reader { call, key, after, max_bytes: params.max_bytes, deadline: now + wait };
-        if waits {
-            self.readers.push(reader);
-        } else {
-            self.answer_readers(vec![reader]);
         }
     }
 
@@ -234,17 +202,6 @@ impl State {
         }
     }
 
-    pub(super) fn answer_readers(&mut self, readers: Vec<Reader>) {
-        for Reader { call, key, after, max_bytes, .. } in readers {
-            let answer = match self.processes.get_mut(&key) {
-                Some(process) => Ok(process.read(after, max_bytes)),
-                None => Err(RpcError::new(code::INVALID_REQUEST, "the process was forgotten while the read waited")),
-            };
-            self.reply(call, Answer::Read(answer));
-            self.grant(key);
-        }
-    }
-
     pub(super) fn unpark(&mut self, key: u64) {
         while let Some(unparked) = self.processes.get_mut(&key).and_then(|process| process.input.unpark()) {
             match unparked {
@@ -273,7 +230,7 @@ impl State {
         self.reply(call, Answer::Done(Err(RpcError::new(code::INVALID_REQUEST, text))));
     }
 
-    fn named(&mut self, id: &str) -> Option<(u64, &mut Process)> {
+    pub(super) fn named(&mut self, id: &str) -> Option<(u64, &mut Process)> {
         let key = *self.keys.get(id)?;
         self.processes.get_mut(&key).map(|process| (key, process))
     }

@@ -1,7 +1,10 @@
 //! What goes into a session's state and what comes out.
 
+use super::delivery::Proof;
+use super::log::{Extent, Write};
 use crate::process::pump::Feed;
 use portcullis_protocol::helper::Enforced;
+use portcullis_protocol::logged::{AcknowledgeParams, WhenFull};
 use portcullis_protocol::process::{
     ListResult, ReadParams, ReadResult, Size, StartResult, TerminateResult, WriteParams, WriteResult,
 };
@@ -31,6 +34,8 @@ pub(super) struct Start {
     pub(super) operation: Option<String>,
     /// Milliseconds since 1970.
     pub(super) at_ms: u64,
+    /// What becomes of its output when there is no room for it and nobody is attached.
+    pub(super) when_full: WhenFull,
 }
 
 /// On what terms a connection takes a session.
@@ -40,6 +45,8 @@ pub(crate) struct Terms {
     pub(crate) take_over: bool,
     /// How long it is to be kept from now on without a connection, and its closed processes.
     pub(crate) retention: Option<Duration>,
+    /// What proves that its client has received what it was sent.
+    pub(crate) proof: Proof,
 }
 
 /// Why a change that was sent again is not answered as the first was.
@@ -91,6 +98,32 @@ pub(super) enum Input {
     Read {
         call: Call,
         params: ReadParams,
+    },
+    Acknowledge {
+        call: Call,
+        params: AcknowledgeParams,
+    },
+    /// A mark was answered.
+    Delivered {
+        generation: u64,
+        mark: u64,
+    },
+    /// A page that was answered with a receipt is in the connection's queue.
+    HandedOut {
+        generation: u64,
+        page: u64,
+    },
+    /// As a page wanted it.
+    RoomReserved {
+        call: Call,
+    },
+    SpoolWritten {
+        key: u64,
+        is_written: bool,
+    },
+    SpoolRead {
+        call: Call,
+        slots: Result<Vec<Vec<u8>>, RpcError>,
     },
     Write {
         call: Call,
@@ -146,6 +179,26 @@ pub(super) enum Output {
         call: Call,
         key: u64,
     },
+    /// A page needs so many bytes of its connection's room; `RoomReserved` must follow, or its call was answered.
+    ReserveRoom {
+        call: Call,
+        bytes: usize,
+    },
+    /// Write this to the spool of the process; `SpoolWritten` must follow.
+    Spool {
+        key: u64,
+        write: Write,
+    },
+    /// Read this of the spool of the process, behind what was to be written before; `SpoolRead` must follow.
+    ReadSpool {
+        call: Call,
+        key: u64,
+        extents: Vec<Extent>,
+    },
+    /// The spool of the process holds nothing any more.
+    SpoolDrained {
+        key: u64,
+    },
     Grant {
         key: u64,
         total: u64,
@@ -183,10 +236,26 @@ pub(super) enum Answer {
     /// The generation, or none if another connection has the session.
     Attach(Option<u64>),
     Start(Result<StartResult, RpcError>),
-    Read(Result<ReadResult, RpcError>),
+    /// And the number under which it is to be reported once it is handed out, if it is.
+    Read(Result<ReadResult, RpcError>, Option<u64>),
     Write(Result<WriteResult, RpcError>),
     /// Of a call that answers nothing but that it was carried out.
     Done(Result<(), RpcError>),
     List(ListResult),
     Terminate(TerminateResult),
+}
+
+impl Answer {
+    pub(super) fn read_failed(error: RpcError) -> Self {
+        Self::Read(Err(error), None)
+    }
+}
+
+/// What spools may take, in bytes.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct SpoolLimits {
+    /// That of a process.
+    pub(crate) process: u64,
+    /// Those of a session together.
+    pub(crate) session: u64,
 }

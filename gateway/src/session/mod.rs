@@ -5,23 +5,29 @@
 //! arrival, and are answered as soon as there is an answer: nothing that waits holds up what came later.
 
 mod calls;
+mod delivery;
 mod ledger;
 mod log;
 mod message;
 mod operations;
 mod order;
+mod paging;
 mod process;
+mod spool;
 mod state;
 mod task;
 
-pub(crate) use message::Terms;
+pub(crate) use delivery::Proof;
+pub(crate) use message::{SpoolLimits, Terms};
 pub(crate) use order::{Order, Turn};
 
+use crate::budget::{Budget, Charge};
 use crate::handles::Handles;
 use crate::helper::spawner::Spawner;
 use crate::link::{Doubt, Outgoing};
 use futures_util::future::BoxFuture;
 use portcullis_protocol::fs::Empty;
+use portcullis_protocol::logged::AcknowledgeParams;
 use portcullis_protocol::process::{
     CloseStdinParams, ListResult, ReadParams, ReadResult, ResizeParams, SignalParams, StartParams, StartResult, TerminateParams,
     TerminateResult, WriteParams, WriteResult,
@@ -29,6 +35,7 @@ use portcullis_protocol::process::{
 use portcullis_protocol::rpc::RpcError;
 use portcullis_sandbox::policy::Policy;
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
@@ -48,6 +55,9 @@ pub(crate) struct SessionConfig {
     pub(crate) allow_unprotected: bool,
     /// SHELL of a process with a terminal.
     pub(crate) shell: String,
+    /// Where output waits for which there is no room while nobody is attached, and how much of it.
+    pub(crate) spool: PathBuf,
+    pub(crate) spool_limits: SpoolLimits,
 }
 
 /// A session as others reach it. Clones share it.
@@ -118,6 +128,16 @@ impl std::fmt::Debug for Change {
     }
 }
 
+/// A page of a process's events.
+#[derive(Debug)]
+pub(crate) struct Page {
+    pub(crate) result: ReadResult,
+    /// What its text takes, if it is large.
+    pub(crate) room: Option<Charge>,
+    /// To be sent once the page is in the connection's queue.
+    pub(crate) receipt: Option<Command>,
+}
+
 type Reply<T> = oneshot::Sender<Result<T, RpcError>>;
 
 /// What a session can be told.
@@ -131,8 +151,14 @@ pub(crate) enum Command {
     Change { change: Change, reply: Reply<Empty> },
     /// `process/start`, under a policy that the caller has checked, when its turn comes. It goes on if the caller goes away.
     Start { params: Box<StartParams>, policy: Option<Arc<Policy>>, turn: Turn, reply: Reply<StartResult> },
-    /// `process/read`
-    Read { params: ReadParams, reply: Reply<ReadResult> },
+    /// `process/read`; a large page takes its room from `replies`.
+    Read { params: ReadParams, replies: Budget, reply: Reply<Page> },
+    /// `process/acknowledge`
+    Acknowledge { params: AcknowledgeParams, reply: Reply<Empty> },
+    /// A mark was answered: everything before it has arrived.
+    Delivered { generation: u64, mark: u64 },
+    /// A page is in the connection's queue.
+    HandedOut { generation: u64, page: u64 },
     /// `process/write`
     Write { params: WriteParams, reply: Reply<WriteResult> },
     /// `process/closeStdin`

@@ -1,7 +1,7 @@
 //! What a session knows of one process. Sans-IO.
 
 use super::ledger::Ledger;
-use super::log::EventLog;
+use super::log::{EventLog, Limits};
 use super::message::{Call, Start};
 use crate::process::pump::INPUT_QUEUE;
 use portcullis_protocol::denial::Denials;
@@ -108,13 +108,13 @@ pub(super) enum Written {
 }
 
 impl Process {
-    pub(super) fn starting(id: Arc<str>, call: Call, start: Start) -> Self {
-        let Start { tty, takes_input, operation, at_ms: started_at_ms, .. } = start;
+    pub(super) fn starting(id: Arc<str>, call: Call, start: Start, spool_bytes: u64) -> Self {
+        let Start { tty, takes_input, operation, at_ms: started_at_ms, when_full, .. } = start;
         let input = Input { open: takes_input, ledger: Ledger::default(), chunks: 0, bytes: 0, parked: VecDeque::new() };
         Self {
             id,
             phase: Phase::Starting(Starting { calls: vec![call], ..Starting::default() }),
-            log: EventLog::default(),
+            log: EventLog::new(Limits { spool_bytes, when_full }),
             input,
             tty,
             operation,
@@ -182,18 +182,16 @@ impl Process {
         })
     }
 
-    /// What `process/read` answers. What it hands out needs no longer be kept for this reader.
-    pub(super) fn read(&mut self, after: u64, max_bytes: Option<u64>) -> ReadResult {
-        let page = self.log.page(after, max_bytes);
-        self.log.release(page.next_seq - 1);
+    /// What `process/read` answers, but for its events.
+    pub(super) fn answer(&self) -> ReadResult {
         let (exit_code, closed) = match self.phase {
             Phase::Starting(_) | Phase::Running => (None, false),
             Phase::Exited(code) => (Some(code), false),
             Phase::Closed(code) => (Some(code), true),
         };
         ReadResult {
-            chunks: page.chunks,
-            next_seq: page.next_seq,
+            chunks: Vec::new(),
+            next_seq: self.log.last() + 1,
             exited: exit_code.is_some(),
             exit_code,
             closed,
@@ -297,10 +295,12 @@ impl Input {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use portcullis_protocol::logged::WhenFull;
 
     fn process() -> Process {
-        let start = Start { process: String::new(), tty: false, takes_input: true, operation: None, at_ms: 0 };
-        Process::starting("p".into(), 0, start)
+        let when_full = WhenFull::Pause;
+        let start = Start { process: String::new(), tty: false, takes_input: true, operation: None, at_ms: 0, when_full };
+        Process::starting("p".into(), 0, start, 0)
     }
 
     #[test]
@@ -386,6 +386,7 @@ mod tests {
         assert_eq!(received, granted);
         assert!(tells < 200, "{tells} times told");
         while process.log.announce("p").is_some() {}
+        process.log.deliver(process.log.told());
         assert!(process.grant().is_some());
     }
 }

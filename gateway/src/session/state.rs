@@ -1,8 +1,10 @@
 //! The state of a session. Sans-IO: `handle` takes what happened, `poll` gives what to do, `deadline` says when to call again.
 
+use super::delivery::{CATCH_UP, Delivery, Proof};
 use super::ledger::Ledger;
-use super::message::{Answer, Call, Input, Output, Retention, Terms};
+use super::message::{Answer, Call, Input, Output, Retention, SpoolLimits, Terms};
 use super::operations::Operations;
+use super::paging::{Pending, Reader};
 use super::process::{Parked, Phase, Process};
 use crate::process::pump::Feed;
 use portcullis_protocol::denial::Denials;
@@ -10,41 +12,28 @@ use portcullis_protocol::event::Event;
 use portcullis_protocol::rpc::{RpcError, code};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Closed processes that are remembered, and the bytes that their logs may hold together: beyond, the oldest is forgotten
 /// before its time.
 const CLOSED: usize = 4096;
 const CLOSED_BYTES: usize = 256 << 20;
 
-/// How long a client may take after a resume to page what it missed, before that is kept no longer than the rest. Until then
-/// a process may have to wait; without this end, a client that never pages would stop it for ever.
-const CATCH_UP: Duration = Duration::from_secs(10);
-
 #[derive(Debug, Clone, Copy)]
-enum Attachment {
+pub(super) enum Attachment {
     Attached { catch_up: Option<Instant> },
     Detached { until: Instant },
     Ended,
-}
-
-/// A read that waits for news.
-#[derive(Debug)]
-pub(super) struct Reader {
-    pub(super) call: Call,
-    pub(super) key: u64,
-    pub(super) after: u64,
-    pub(super) max_bytes: Option<u64>,
-    pub(super) deadline: Instant,
 }
 
 /// A session.
 #[derive(Debug)]
 pub(super) struct State {
     retention: Retention,
-    attachment: Attachment,
+    pub(super) limits: SpoolLimits,
+    pub(super) attachment: Attachment,
     /// Of the latest attachment; an older one may change nothing.
-    generation: u64,
+    pub(super) generation: u64,
     /// Who takes over as soon as the connection that has the session has left.
     successor: Option<(Call, Terms)>,
     pub(super) next_key: u64,
@@ -54,6 +43,9 @@ pub(super) struct State {
     pub(super) operations: Ledger,
     pub(super) changes: Operations,
     pub(super) readers: Vec<Reader>,
+    /// Pages that are not complete. The calls in flight of a connection bound them.
+    pub(super) pages: HashMap<Call, Pending>,
+    pub(super) delivery: Delivery,
     /// Processes with something to announce, each once, in turn.
     unsent: VecDeque<u64>,
     /// When which closed process is forgotten, in order.
@@ -63,9 +55,10 @@ pub(super) struct State {
 
 impl State {
     /// A session that waits for its first connection.
-    pub(super) fn new(retention: Retention, now: Instant) -> Self {
+    pub(super) fn new(retention: Retention, limits: SpoolLimits, now: Instant) -> Self {
         Self {
             retention,
+            limits,
             attachment: Attachment::Detached { until: now + retention.detached },
             generation: 0,
             successor: None,
@@ -75,6 +68,8 @@ impl State {
             operations: Ledger::default(),
             changes: Operations::default(),
             readers: Vec::new(),
+            pages: HashMap::new(),
+            delivery: Delivery::default(),
             unsent: VecDeque::new(),
             closed: VecDeque::new(),
             outputs: VecDeque::new(),
@@ -96,6 +91,12 @@ impl State {
             Input::Started { key, sandbox_type, enforcement } => self.started(key, sandbox_type, enforcement),
             Input::StartFailed { key, error } => self.start_failed(key, error),
             Input::Read { call, params } => self.read(call, &params, now),
+            Input::Acknowledge { call, params } => self.acknowledge(call, &params),
+            Input::Delivered { generation, mark } => self.delivered(generation, mark),
+            Input::HandedOut { generation, page } => self.handed_out(generation, page),
+            Input::RoomReserved { call } => self.room_reserved(call),
+            Input::SpoolWritten { key, is_written } => self.spool_written(key, is_written),
+            Input::SpoolRead { call, slots } => self.spool_read(call, slots),
             Input::Write { call, params } => self.write(call, params),
             Input::CloseStdin { call, process } => self.close_stdin(call, &process),
             Input::Resize { call, process, size } => self.resize(call, &process, size),
@@ -126,9 +127,9 @@ impl State {
         [attachment, closed, readers].into_iter().flatten().min()
     }
 
-    /// Whether a notification waits for a place in the connection's queue.
+    /// Whether a notification or a mark waits for a place in the connection's queue.
     pub(super) fn has_unsent(&self) -> bool {
-        !self.unsent.is_empty()
+        !self.unsent.is_empty() || self.wants_mark()
     }
 
     /// The next notification; processes take turns.
@@ -139,7 +140,7 @@ impl State {
             if process.log.has_unsent() {
                 self.unsent.push_back(key);
             }
-            self.grant(key);
+            self.sent(key, text.len());
             return Some(text);
         }
         None
@@ -153,12 +154,7 @@ impl State {
     fn expire(&mut self, now: Instant) {
         match self.attachment {
             Attachment::Attached { catch_up: Some(at) } if at <= now => {
-                self.attachment = Attachment::Attached { catch_up: None };
-                let keys: Vec<u64> = self.processes.keys().copied().collect();
-                for key in keys {
-                    self.with(key, |process| process.log.release_missed());
-                    self.grant(key);
-                }
+                self.give_up_missed(now);
             }
             Attachment::Detached { until } if until <= now => return self.end(),
             Attachment::Attached { .. } | Attachment::Detached { .. } | Attachment::Ended => {}
@@ -201,9 +197,11 @@ impl State {
             self.retention = Retention { detached: kept, closed: kept };
         }
         for process in self.processes.values_mut() {
-            process.log.skip_missed();
+            process.log.attach();
         }
-        let catch_up = (!self.processes.is_empty()).then(|| now + CATCH_UP);
+        self.delivery.begin(terms.proof);
+        // A client that acknowledges is waited for: it said so.
+        let catch_up = (!self.processes.is_empty() && terms.proof != Proof::Word).then(|| now + CATCH_UP);
         self.attachment = Attachment::Attached { catch_up };
         self.reply(call, Answer::Attach(Some(self.generation)));
     }
@@ -217,7 +215,10 @@ impl State {
         // Nobody is left to hear the answers. A write or an end of input that waited was not accepted, so it may be sent again.
         let gone = || RpcError::new(code::INVALID_REQUEST, "the session was detached before the call ended");
         for reader in std::mem::take(&mut self.readers) {
-            self.reply(reader.call, Answer::Read(Err(gone())));
+            self.reply(reader.call, Answer::read_failed(gone()));
+        }
+        for (call, _) in std::mem::take(&mut self.pages) {
+            self.reply(call, Answer::read_failed(gone()));
         }
         let parked: Vec<Parked> = self.processes.values_mut().flat_map(|process| process.input.abandon()).collect();
         for parked in parked {
@@ -232,6 +233,12 @@ impl State {
         }
         for call in self.changes.abandon() {
             self.reply(call, Answer::Done(Err(gone())));
+        }
+        self.delivery.begin(Proof::default());
+        let keys: Vec<u64> = self.processes.keys().copied().collect();
+        for key in keys {
+            self.with(key, |process| process.log.detach());
+            self.grant(key);
         }
         if let Some((call, terms)) = self.successor.take() {
             self.attach(call, terms, now);
@@ -311,17 +318,11 @@ impl State {
         if matches!(self.attachment, Attachment::Attached { .. }) && !had_unsent {
             self.unsent.push_back(key);
         }
-        let has_news = |reader: &Reader| reader.key == key && process.log.has_news(reader.after);
+        let has_news = |reader: &Reader| reader.key == key && process.log.has_news(reader.wanted.after);
         if self.readers.iter().any(has_news) {
             let (due, waiting) = std::mem::take(&mut self.readers).into_iter().partition(has_news);
             self.readers = waiting;
             self.answer_readers(due);
-        }
-    }
-
-    pub(super) fn grant(&mut self, key: u64) {
-        if let Some(total) = self.processes.get_mut(&key).and_then(Process::grant) {
-            self.outputs.push_back(Output::Grant { key, total });
         }
     }
 
@@ -332,7 +333,7 @@ impl State {
         }
     }
 
-    fn with(&mut self, key: u64, once: impl FnOnce(&mut Process)) {
+    pub(super) fn with(&mut self, key: u64, once: impl FnOnce(&mut Process)) {
         self.processes.get_mut(&key).map(once);
     }
 }

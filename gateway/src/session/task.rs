@@ -1,8 +1,10 @@
 //! The task of a session: joins its state with the spawner, the pumps and the attached connection.
 
 use super::message::{Answer, Call, Input, Output, Retention, Start};
+use super::spool::{Done, Spools};
 use super::state::State;
-use super::{AttachError, Attachment, Change, Command, Newcomer, Order, Reply, SessionConfig, Turn};
+use super::{AttachError, Attachment, Change, Command, Newcomer, Order, Page, Reply, SessionConfig, Turn};
+use crate::budget::{Budget, Charge};
 use crate::handles::Handles;
 use crate::helper::spawner::{Child, Launch, LaunchError, Spawner};
 use crate::link::Outgoing;
@@ -13,7 +15,7 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use portcullis_protocol::fs::Empty;
 use portcullis_protocol::process::{
-    ListResult, ReadResult, ResizeParams, SignalParams, Size, StartParams, StartResult, TerminateResult, WriteResult,
+    ListResult, ResizeParams, SignalParams, Size, StartParams, StartResult, TerminateResult, WriteResult,
 };
 use portcullis_protocol::rpc::{RpcError, code};
 use portcullis_sandbox::policy::Policy;
@@ -50,6 +52,9 @@ pub(super) struct Task {
     attached: Option<Newcomer>,
     changes: FuturesUnordered<BoxFuture<'static, (String, Result<(), RpcError>)>>,
     starts: FuturesUnordered<BoxFuture<'static, Begun>>,
+    /// Pages that wait for room on their connection.
+    rooms: FuturesUnordered<BoxFuture<'static, (Call, Charge)>>,
+    spools: Spools,
     controls: HashMap<u64, Controls>,
     pumps: JoinSet<u64>,
     pump_keys: HashMap<tokio::task::Id, u64>,
@@ -64,7 +69,7 @@ enum Caller {
     Change(Change, Reply<Empty>),
     Prepare(Box<StartParams>, Option<Arc<Policy>>, Turn, Reply<StartResult>),
     Start(Reply<StartResult>),
-    Read(Reply<ReadResult>),
+    Read(Reply<Page>, Budget, Option<Charge>),
     Write(Reply<WriteResult>),
     Done(Reply<Empty>),
     List(Reply<ListResult>),
@@ -86,6 +91,8 @@ enum Wake {
     Begun(Begun),
     Changed(String, Result<(), RpcError>),
     Pump(Result<(tokio::task::Id, u64), JoinError>),
+    Spool(u64, Done),
+    Reserved(Call, Charge),
     Room(bool),
     Timeout,
 }
@@ -94,11 +101,13 @@ impl Task {
     pub(super) fn new(id: Arc<str>, spawner: Spawner, config: SessionConfig) -> Self {
         let retention = Retention { detached: config.retention, closed: config.retention };
         let (feed, feeds) = mpsc::channel(FEEDS);
+        let spools = Spools::new(config.spool.clone());
+        let state = State::new(retention, config.spool_limits, now());
         Self {
             id,
             spawner,
             config,
-            state: State::new(retention, now()),
+            state,
             next_call: 0,
             callers: HashMap::new(),
             left: None,
@@ -106,6 +115,8 @@ impl Task {
             attached: None,
             changes: FuturesUnordered::new(),
             starts: FuturesUnordered::new(),
+            rooms: FuturesUnordered::new(),
+            spools,
             controls: HashMap::new(),
             pumps: JoinSet::new(),
             pump_keys: HashMap::new(),
@@ -140,6 +151,8 @@ impl Task {
             Some(begun) = self.starts.next() => Wake::Begun(begun),
             Some((operation, outcome)) = self.changes.next() => Wake::Changed(operation, outcome),
             Some(ended) = self.pumps.join_next_with_id() => Wake::Pump(ended),
+            Some((key, done)) = self.spools.next() => Wake::Spool(key, done),
+            Some((call, room)) = self.rooms.next() => Wake::Reserved(call, room),
             room = reserve(connection), if connection.is_some() => Wake::Room(room),
             () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => Wake::Timeout,
         }
@@ -154,6 +167,13 @@ impl Task {
             Wake::Begun(begun) => self.begun(begun),
             Wake::Changed(operation, outcome) => self.handle(Input::Changed { operation, outcome }),
             Wake::Pump(ended) => self.pump_ended(ended),
+            Wake::Spool(key, done) => self.spool_done(key, done),
+            Wake::Reserved(call, room) => {
+                if let Some(Caller::Read(_, _, reserved)) = self.callers.get_mut(&call) {
+                    *reserved = Some(room);
+                }
+                self.handle(Input::RoomReserved { call });
+            }
             // The connection is on its way out: its detach will come.
             Wake::Room(false) => self.attached = None,
             Wake::Room(true) => {}
@@ -170,6 +190,8 @@ impl Task {
                 (Caller::Attach(newcomer, reply), Input::Attach { call, terms })
             }
             Command::Detach(attachment) => return self.detach(attachment),
+            Command::Delivered { generation, mark } => return self.handle(Input::Delivered { generation, mark }),
+            Command::HandedOut { generation, page } => return self.handle(Input::HandedOut { generation, page }),
             Command::Change { change, reply } => {
                 let (operation, digest) = (change.operation.clone(), change.digest);
                 (Caller::Change(change, reply), Input::Change { call, operation, digest })
@@ -185,10 +207,12 @@ impl Task {
                     takes_input: params.tty || params.pipe_stdin,
                     operation: params.operation_id.clone(),
                     at_ms: unix_ms(),
+                    when_full: params.when_full.unwrap_or_default(),
                 };
                 (Caller::Prepare(params, policy, turn, reply), Input::Start { call, start })
             }
-            Command::Read { params, reply } => (Caller::Read(reply), Input::Read { call, params }),
+            Command::Read { params, replies, reply } => (Caller::Read(reply, replies, None), Input::Read { call, params }),
+            Command::Acknowledge { params, reply } => (Caller::Done(reply), Input::Acknowledge { call, params }),
             Command::Write { params, reply } => (Caller::Write(reply), Input::Write { call, params }),
             Command::CloseStdin { params, reply } => {
                 (Caller::Done(reply), Input::CloseStdin { call, process: params.process_id })
@@ -234,6 +258,10 @@ impl Task {
                 }
                 Output::Change { call } => self.change(call),
                 Output::Launch { call, key } => self.launch(call, key),
+                Output::ReserveRoom { call, bytes } => self.reserve_room(call, bytes),
+                Output::Spool { key, write } => self.spools.write(key, write),
+                Output::ReadSpool { call, key, extents } => self.spools.read(key, call, extents),
+                Output::SpoolDrained { key } => self.spools.close(key),
                 Output::Grant { key, total } => self.with(key, |controls| controls.grant(total)),
                 Output::Write { key, chunk } => self.with(key, |controls| controls.write(chunk)),
                 Output::CloseStdin { key } => self.with(key, Controls::close_input),
@@ -242,6 +270,7 @@ impl Task {
                 Output::Kill { key } => self.with(key, |controls| controls.kill()),
                 Output::Forget { key } => {
                     self.controls.remove(&key);
+                    self.spools.forget(key);
                 }
                 Output::End => self.has_ended = true,
             }
@@ -258,7 +287,10 @@ impl Task {
             (Caller::Attach(newcomer, reply), Answer::Attach(Some(generation))) => self.attach(newcomer, reply, generation),
             (Caller::Attach(_, reply), Answer::Attach(None)) => drop(reply.send(Err(AttachError))),
             (Caller::Start(reply) | Caller::Prepare(_, _, _, reply), Answer::Start(result)) => drop(reply.send(result)),
-            (Caller::Read(reply), Answer::Read(result)) => drop(reply.send(result)),
+            (Caller::Read(reply, _, room), Answer::Read(result, page)) => {
+                let receipt = page.map(|page| Command::HandedOut { generation: self.generation, page });
+                drop(reply.send(result.map(|result| Page { result, room, receipt })));
+            }
             (Caller::Write(reply), Answer::Write(result)) => drop(reply.send(result)),
             (Caller::Done(reply) | Caller::Change(_, reply), Answer::Done(result)) => drop(reply.send(result.map(|()| Empty {}))),
             (Caller::List(reply), Answer::List(result)) => drop(reply.send(Ok(result))),
@@ -289,6 +321,29 @@ impl Task {
         let Some(Caller::Change(Change { operation, work, .. }, reply)) = self.callers.remove(&call) else { return };
         self.callers.insert(call, Caller::Done(reply));
         self.changes.push(Box::pin(async move { (operation, work.await) }));
+    }
+
+    fn reserve_room(&mut self, call: Call, bytes: usize) {
+        let Some(Caller::Read(_, replies, _)) = self.callers.get(&call) else { return };
+        let replies = replies.clone();
+        self.rooms.push(Box::pin(async move { (call, replies.charge(bytes).await) }));
+    }
+
+    fn spool_done(&mut self, key: u64, done: Done) {
+        match done {
+            Done::Written(written) => {
+                if let Err(error) = &written {
+                    let folder = self.config.spool.display();
+                    tracing::warn!(session = &*self.id, %error, "output cannot be spooled in {folder}: its process waits instead");
+                }
+                self.handle(Input::SpoolWritten { key, is_written: written.is_ok() });
+            }
+            Done::Read(call, read) => {
+                let failed = |error| RpcError::new(code::INTERNAL, format!("read spooled output of the process: {error}"));
+                self.handle(Input::SpoolRead { call, slots: read.map_err(failed) });
+            }
+            Done::Closed => {}
+        }
     }
 
     /// Asks the spawner beside everything else. The spawner's answer comes back as [`Begun`].
@@ -356,8 +411,14 @@ impl Task {
         for _turn in 0..BURST {
             let Some(attached) = self.attached.as_ref().filter(|_| self.state.has_unsent()) else { break };
             let Ok(place) = attached.outgoing.try_reserve() else { break };
-            let Some(text) = self.state.announce() else { break };
-            place.send(Outgoing::Text(text));
+            // A mark is behind everything that was announced before it.
+            match self.state.mark() {
+                Some(mark) => place.send(Outgoing::Ping(mark)),
+                None => match self.state.announce() {
+                    Some(text) => place.send(Outgoing::Text(text)),
+                    None => break,
+                },
+            }
         }
         self.act();
     }

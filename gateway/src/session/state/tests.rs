@@ -3,6 +3,7 @@ use crate::helper::spawner::fake;
 use crate::session::message::Start;
 use portcullis_protocol::base64::Chunk;
 use portcullis_protocol::event::Stream;
+use portcullis_protocol::logged::WhenFull;
 use portcullis_protocol::process::{
     ListedProcess, ProcessState, ReadParams, ReadResult, Size, StartResult, WriteParams, WriteStatus,
 };
@@ -10,6 +11,7 @@ use portcullis_protocol::signal::Signal;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU16;
+use std::time::Duration;
 
 mod attach;
 
@@ -28,7 +30,13 @@ impl Harness {
     fn new() -> Self {
         let now = Instant::now();
         let retention = Retention { detached: RETENTION, closed: RETENTION };
-        Self { state: State::new(retention, now), now, next_call: 0, answers: BTreeMap::new(), outputs: Vec::new() }
+        Self {
+            state: State::new(retention, SpoolLimits::default(), now),
+            now,
+            next_call: 0,
+            answers: BTreeMap::new(),
+            outputs: Vec::new(),
+        }
     }
 
     fn attached() -> Self {
@@ -45,6 +53,7 @@ impl Harness {
                     let before = self.answers.insert(call, answer);
                     assert!(before.is_none(), "a second answer to call {call}");
                 }
+                Output::ReserveRoom { call, .. } => self.state.handle(Input::RoomReserved { call }, self.now),
                 output => self.outputs.push(output),
             }
         }
@@ -58,7 +67,11 @@ impl Harness {
     }
 
     fn attach(&mut self) -> Option<u64> {
-        let call = self.call(|call| Input::Attach { call, terms: Terms::default() });
+        self.attach_with(Proof::Sent)
+    }
+
+    fn attach_with(&mut self, proof: Proof) -> Option<u64> {
+        let call = self.call(|call| Input::Attach { call, terms: Terms { proof, ..Terms::default() } });
         match self.answers.remove(&call) {
             Some(Answer::Attach(generation)) => generation,
             other => panic!("{other:?}"),
@@ -72,7 +85,8 @@ impl Harness {
 
     fn begin_with(&mut self, process: &str, operation: Option<&str>, tty: bool) -> (Call, Option<u64>) {
         let operation = operation.map(str::to_owned);
-        let start = Start { process: process.to_owned(), tty, takes_input: true, operation, at_ms: 7 };
+        let start =
+            Start { process: process.to_owned(), tty, takes_input: true, operation, at_ms: 7, when_full: WhenFull::Pause };
         let call = self.call(|call| Input::Start { call, start });
         let key = self.outputs.iter().find_map(|output| match output {
             Output::Launch { call: of, key } if *of == call => Some(*key),
@@ -158,7 +172,7 @@ impl Harness {
 
     fn read_answer(&mut self, call: Call) -> Option<Result<ReadResult, RpcError>> {
         match self.answers.remove(&call)? {
-            Answer::Read(result) => Some(result),
+            Answer::Read(result, _) => Some(result),
             other => panic!("{other:?}"),
         }
     }

@@ -68,7 +68,7 @@ fn tell(story: &[Act]) {
         match act {
             Act::Want | Act::TakeOver => {
                 let take_over = *act == Act::TakeOver;
-                let call = session.call(|call| Input::Attach { call, terms: Terms { take_over, retention: None } });
+                let call = session.call(|call| Input::Attach { call, terms: Terms { take_over, ..Terms::default() } });
                 match &mut model {
                     Model::Detached { .. } => {
                         generations += 1;
@@ -134,7 +134,7 @@ fn tell(story: &[Act]) {
 #[test]
 fn a_client_says_how_long_its_session_is_kept() {
     let mut session = Harness::new();
-    let terms = |seconds| Terms { take_over: false, retention: Some(Duration::from_secs(seconds)) };
+    let terms = |seconds| Terms { retention: Some(Duration::from_secs(seconds)), ..Terms::default() };
     session.call(|call| Input::Attach { call, terms: terms(5) });
     session.call(|call| Input::Attach { call, terms: terms(500) });
     session.handle(Input::Detach { generation: 1 });
