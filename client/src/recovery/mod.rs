@@ -9,8 +9,6 @@ mod http;
 pub(crate) mod order;
 mod process;
 #[cfg(test)]
-mod simulation;
-#[cfg(test)]
 mod tests;
 
 use crate::pending::{Again, Call, Pending, Slot};

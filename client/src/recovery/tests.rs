@@ -1,5 +1,7 @@
 //! The machine, input by input.
 
+mod simulation;
+
 use super::*;
 use proptest::prelude::*;
 use serde_json::{Value, json};
