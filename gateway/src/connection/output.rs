@@ -23,7 +23,8 @@ impl Connection {
         let replies = self.replies.clone();
         let page = self.command(|reply| Command::Read { params, replies, reply }).await?;
         let session = self.attached.as_ref().map(|(session, _)| session.clone()).ok_or_else(reply::session_ended)?;
-        let (blocking, (outgoing, replies, charge)) = (self.disk.blocking.clone(), (self.outgoing.clone(), self.replies.clone(), self.charge.take()));
+        let (blocking, (outgoing, replies, charge)) =
+            (self.disk.blocking.clone(), (self.outgoing.clone(), self.replies.clone(), self.charge.take()));
         let (receipts, receipt) = oneshot::channel();
         let answer_id = id.clone();
         let answer = async move {

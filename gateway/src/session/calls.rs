@@ -4,9 +4,7 @@ use super::message::{Answer, Call, Output, Start};
 use super::process::{Ended, Phase, Process, Starting, Unparked, Written};
 use super::state::State;
 use portcullis_protocol::helper::Enforced;
-use portcullis_protocol::process::{
-    ListResult, Size, StartResult, TerminateResult, WriteParams, WriteResult, WriteStatus,
-};
+use portcullis_protocol::process::{ListResult, Size, StartResult, TerminateResult, WriteParams, WriteResult, WriteStatus};
 use portcullis_protocol::rpc::{RpcError, code};
 use portcullis_protocol::signal::Signal;
 use std::sync::Arc;

@@ -1,5 +1,7 @@
 //! The task of a session: joins its state with the spawner, the pumps and the attached connection.
 
+mod output;
+
 use super::message::{Answer, Call, Input, Output, Retention, Start};
 use super::spool::{Done, Spools};
 use super::state::State;
@@ -27,9 +29,6 @@ use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
 /// What pumps have said and the session has not taken in; beyond, they wait. Credit bounds it in bytes.
 const FEEDS: usize = 128;
-
-/// Notifications handed over in one turn, so that commands are looked at in between.
-const BURST: usize = 64;
 
 /// How long a start may take. A working directory on a file system that hangs would hold up the session's queue for ever.
 const START_DEADLINE: Duration = Duration::from_secs(60);
@@ -296,29 +295,6 @@ impl Task {
         }
     }
 
-    fn reserve_room(&mut self, call: Call, bytes: usize) {
-        let Some(Caller::Read(_, replies, _)) = self.callers.get(&call) else { return };
-        let replies = replies.clone();
-        self.rooms.push(Box::pin(async move { (call, replies.charge(bytes).await) }));
-    }
-
-    fn spool_done(&mut self, key: u64, done: Done) {
-        match done {
-            Done::Written(written) => {
-                if let Err(error) = &written {
-                    let folder = self.config.spool.display();
-                    tracing::warn!(session = &*self.id, %error, "output cannot be spooled in {folder}: its process waits instead");
-                }
-                self.handle(Input::SpoolWritten { key, is_written: written.is_ok() });
-            }
-            Done::Read(call, read) => {
-                let failed = |error| RpcError::new(code::INTERNAL, format!("read spooled output of the process: {error}"));
-                self.handle(Input::SpoolRead { call, slots: read.map_err(failed) });
-            }
-            Done::Closed => {}
-        }
-    }
-
     /// Asks the spawner beside everything else. The spawner's answer comes back as [`Begun`].
     fn launch(&mut self, call: Call, key: u64) {
         let Some(Caller::Prepare(params, policy, turn, reply)) = self.callers.remove(&call) else { return };
@@ -376,24 +352,6 @@ impl Task {
             self.handle(Input::Feed { key, feed });
         }
         self.handle(Input::PumpLost { key });
-    }
-
-    /// Hands notifications over as far as the connection has room. A client that reads nothing holds up its processes'
-    /// output, and nothing else.
-    fn announce(&mut self) {
-        for _turn in 0..BURST {
-            let Some(connection) = self.attached.as_ref().filter(|_| self.state.has_unsent()) else { break };
-            let Ok(place) = connection.try_reserve() else { break };
-            // A mark is behind everything that was announced before it.
-            match self.state.mark() {
-                Some(mark) => place.send(Outgoing::Ping(mark)),
-                None => match self.state.announce() {
-                    Some(text) => place.send(Outgoing::Text(text)),
-                    None => break,
-                },
-            }
-        }
-        self.act();
     }
 
     /// Waits until what was killed is dead, for a while, and joins the pumps.

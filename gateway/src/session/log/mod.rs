@@ -13,8 +13,7 @@
 //!   [`super::delivery`]). For a client that acknowledges, nothing is delivered but what it proved.
 //!
 //! A client that resumes and pages once, from what it saw last to the end, has thereby been told all: from then on its live
-//! notifications are told too. What it never pages is given up by the session after a while, since it could not be told from
-//! a client that never will.
+//! notifications are told too. What it never pages is given up by the session if its process has waited for that for a while.
 //!
 //! Behind `released`, the newest 4 MiB stay all the same.
 //!
@@ -240,7 +239,9 @@ impl EventLog {
     /// Adds output to the newest event if nobody was shown that yet, and says whether it did.
     fn grow(&mut self, event: &Event) -> bool {
         let is_hidden = self.overflow.is_hidden(self.last);
-        let (Event::Output { stream, chunk }, Some(Run::Held { events, .. })) = (event, self.runs.back_mut()) else { return false };
+        let (Event::Output { stream, chunk }, Some(Run::Held { events, .. })) = (event, self.runs.back_mut()) else {
+            return false;
+        };
         match events.back_mut() {
             Some(Event::Output { stream: of, chunk: earlier })
                 if is_hidden && of == stream && earlier.len() + chunk.len() <= CHUNK =>

@@ -6,7 +6,9 @@ use crate::helper::spawner::fake;
 use portcullis_protocol::base64::{Chunk, decode};
 use portcullis_protocol::helper::{Enforced, ExitStatus, SpawnerEvent, SpawnerRequest, Step, StepFailed};
 use portcullis_protocol::path::WirePath;
-use portcullis_protocol::process::{CloseStdinParams, ReadParams, ReadResult, SignalParams, TerminateParams, WriteParams, WriteStatus};
+use portcullis_protocol::process::{
+    CloseStdinParams, ReadParams, ReadResult, SignalParams, TerminateParams, WriteParams, WriteStatus,
+};
 use portcullis_protocol::signal::Signal;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -40,15 +42,14 @@ impl Client {
     }
 
     async fn with_retention(spawner: Spawner, mut tasks: JoinSet<()>, retention: Duration) -> Self {
-        let config =
-            SessionConfig {
-                retention,
-                environment: Arc::new([]),
-                allow_unprotected: false,
-                shell: "/bin/sh".to_owned(),
-                spool: std::env::temp_dir(),
-                spool_limits: crate::session::SpoolLimits { process: 64 << 20, session: 256 << 20 },
-            };
+        let config = SessionConfig {
+            retention,
+            environment: Arc::new([]),
+            allow_unprotected: false,
+            shell: "/bin/sh".to_owned(),
+            spool: std::env::temp_dir(),
+            spool_limits: crate::session::SpoolLimits { process: 64 << 20, session: 256 << 20 },
+        };
         let (session, task) = start("s".into(), spawner, config);
         tasks.spawn(task);
         let mut client = Self { session, attachment: None, incoming: mpsc::channel(1).1, tasks };

@@ -176,16 +176,18 @@ impl Model {
                 self.attached = false;
             }
             Step::Relieve if self.writing.is_none() => self.writing = self.log.relieve(u64::MAX),
-            Step::Written(is_written) => if let Some(Write { at, bytes }) = self.writing.take() {
-                let at = place(at);
-                self.file.resize(self.file.len().max(at + bytes.len()), 0);
-                if is_written {
-                    self.file[at..at + bytes.len()].copy_from_slice(&bytes);
-                } else {
-                    self.file[at..at + bytes.len()].fill(0xff);
+            Step::Written(is_written) => {
+                if let Some(Write { at, bytes }) = self.writing.take() {
+                    let at = place(at);
+                    self.file.resize(self.file.len().max(at + bytes.len()), 0);
+                    if is_written {
+                        self.file[at..at + bytes.len()].copy_from_slice(&bytes);
+                    } else {
+                        self.file[at..at + bytes.len()].fill(0xff);
+                    }
+                    self.log.written(is_written);
                 }
-                self.log.written(is_written);
-            },
+            }
             Step::GiveUp if self.attached => self.log.give_up_missed(),
             _ => {}
         }
