@@ -20,10 +20,10 @@ const MARKS: usize = 64;
 /// Pages that were answered and not handed out yet. The calls in flight of a connection bound them before that.
 const PAGES: usize = 1024;
 
-/// How long a client may leave what it missed unread, before that is kept no longer than the rest. Until then a process may
-/// have to wait; without this end, a client that never pages would stop it for ever. While pages are read or on their way, the
-/// time begins anew.
-pub(super) const CATCH_UP: Duration = Duration::from_secs(10);
+/// How long a client may leave what it missed unread while a process waits for that, before it is kept no longer than the
+/// rest: without this end, a client that never pages would stop the process for ever. While pages are read or on their way, the
+/// time begins anew. What no process waits for is kept.
+pub(super) const CATCH_UP: Duration = Duration::from_secs(60);
 
 /// What shows that a client has what it was sent.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -172,12 +172,17 @@ impl State {
         if self.delivery.has_pages() || !self.pages.is_empty() {
             return self.catches_up(now);
         }
-        self.attachment = Attachment::Attached { catch_up: None };
         let keys: Vec<u64> = self.processes.keys().copied().collect();
         for key in keys {
-            self.with(key, |process| process.log.give_up_missed());
+            self.with(key, |process| {
+                if process.log.room() == 0 {
+                    process.log.give_up_missed();
+                }
+            });
             self.grant(key);
         }
+        let is_behind = self.processes.values().any(|process| process.log.is_behind());
+        self.attachment = Attachment::Attached { catch_up: is_behind.then(|| now + CATCH_UP) };
     }
 
     fn told(&mut self, key: u64) {
@@ -224,4 +229,12 @@ impl State {
 /// Of a cursor behind which nothing can be.
 pub(super) fn from_the_future(process: &str, seq: u64, last: u64) -> RpcError {
     RpcError::new(code::INVALID_PARAMS, format!("process {process} has no event {seq} yet: its last is {last}"))
+}
+
+#[cfg(test)]
+impl State {
+    pub(super) fn delivery_is_empty(&self) -> bool {
+        let Delivery { told, marks, pages, .. } = &self.delivery;
+        told.is_empty() && marks.is_empty() && pages.is_empty()
+    }
 }

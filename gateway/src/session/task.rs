@@ -1,5 +1,8 @@
 //! The task of a session: joins its state with the spawner, the pumps and the attached connection.
 
+mod attach;
+mod output;
+
 use super::message::{Answer, Call, Input, Output, Retention, Start};
 use super::spool::{Done, Spools};
 use super::state::State;
@@ -28,9 +31,6 @@ use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
 /// What pumps have said and the session has not taken in; beyond, they wait. Credit bounds it in bytes.
 const FEEDS: usize = 128;
-
-/// Notifications handed over in one turn, so that commands are looked at in between.
-const BURST: usize = 64;
 
 /// How long a start may take. A working directory on a file system that hangs would hold up the session's queue for ever.
 const START_DEADLINE: Duration = Duration::from_secs(60);
@@ -299,53 +299,6 @@ impl Task {
         }
     }
 
-    fn attach(&mut self, newcomer: Newcomer, reply: oneshot::Sender<Result<Attachment, AttachError>>, generation: u64) {
-        self.generation = generation;
-        self.attached = Some(newcomer);
-        let (order, handles) = self.left.take().unwrap_or_default();
-        if let Err(Ok(attachment)) = reply.send(Ok(Attachment { generation, order, handles })) {
-            self.detach(attachment);
-        }
-    }
-
-    fn detach(&mut self, Attachment { generation, order, handles }: Attachment) {
-        if generation == self.generation {
-            self.left = Some((order, handles));
-            self.attached = None;
-        }
-        self.handle(Input::Detach { generation });
-    }
-
-    /// Carries a change out beside everything else, as a part of the session: its connection may be cut meanwhile.
-    fn change(&mut self, call: Call) {
-        let Some(Caller::Change(Change { operation, work, .. }, reply)) = self.callers.remove(&call) else { return };
-        self.callers.insert(call, Caller::Done(reply));
-        self.changes.push(Box::pin(async move { (operation, work.await) }));
-    }
-
-    fn reserve_room(&mut self, call: Call, bytes: usize) {
-        let Some(Caller::Read(_, replies, _)) = self.callers.get(&call) else { return };
-        let replies = replies.clone();
-        self.rooms.push(Box::pin(async move { (call, replies.charge(bytes).await) }));
-    }
-
-    fn spool_done(&mut self, key: u64, done: Done) {
-        match done {
-            Done::Written(written) => {
-                if let Err(error) = &written {
-                    let folder = self.config.spool.display();
-                    tracing::warn!(session = &*self.id, %error, "output cannot be spooled in {folder}: its process waits instead");
-                }
-                self.handle(Input::SpoolWritten { key, is_written: written.is_ok() });
-            }
-            Done::Read(call, read) => {
-                let failed = |error| RpcError::new(code::INTERNAL, format!("read spooled output of the process: {error}"));
-                self.handle(Input::SpoolRead { call, slots: read.map_err(failed) });
-            }
-            Done::Closed => {}
-        }
-    }
-
     /// Asks the spawner beside everything else. The spawner's answer comes back as [`Begun`].
     fn launch(&mut self, call: Call, key: u64) {
         let Some(Caller::Prepare(params, policy, turn, reply)) = self.callers.remove(&call) else { return };
@@ -403,24 +356,6 @@ impl Task {
             self.handle(Input::Feed { key, feed });
         }
         self.handle(Input::PumpLost { key });
-    }
-
-    /// Hands notifications over as far as the connection has room. A client that reads nothing holds up its processes'
-    /// output, and nothing else.
-    fn announce(&mut self) {
-        for _turn in 0..BURST {
-            let Some(attached) = self.attached.as_ref().filter(|_| self.state.has_unsent()) else { break };
-            let Ok(place) = attached.outgoing.try_reserve() else { break };
-            // A mark is behind everything that was announced before it.
-            match self.state.mark() {
-                Some(mark) => place.send(Outgoing::Ping(mark)),
-                None => match self.state.announce() {
-                    Some(text) => place.send(Outgoing::Text(text)),
-                    None => break,
-                },
-            }
-        }
-        self.act();
     }
 
     /// Waits until what was killed is dead, for a while, and joins the pumps.

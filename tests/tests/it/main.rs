@@ -21,6 +21,7 @@ mod messages;
 mod nested;
 mod operations;
 mod order;
+mod output;
 mod policies;
 mod processes;
 mod races;

@@ -13,8 +13,7 @@
 //!   [`super::delivery`]). For a client that acknowledges, nothing is delivered but what it proved.
 //!
 //! A client that resumes and pages once, from what it saw last to the end, has thereby been told all: from then on its live
-//! notifications are told too. What it never pages is given up by the session after a while, since it could not be told from
-//! a client that never will.
+//! notifications are told too. What it never pages is given up by the session if its process has waited for that for a while.
 //!
 //! Behind `released`, the newest 4 MiB stay all the same.
 //!

@@ -221,7 +221,7 @@ impl Page {
         let told = if self.wanted.events {
             self.events.last().map(LoggedEvent::last_seq)
         } else {
-            self.wanted.max_bytes.and(self.chunks.last()).map(|chunk| chunk.seq)
+            self.chunks.last().filter(|_| self.wanted.max_bytes.is_some()).map(|chunk| chunk.seq)
         };
         told.unwrap_or(last) + 1
     }

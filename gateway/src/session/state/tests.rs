@@ -3,7 +3,7 @@ use crate::helper::spawner::fake;
 use crate::session::message::Start;
 use portcullis_protocol::base64::Chunk;
 use portcullis_protocol::event::Stream;
-use portcullis_protocol::logged::WhenFull;
+use portcullis_protocol::logged::{AcknowledgeParams, WhenFull};
 use portcullis_protocol::process::{
     ListedProcess, ProcessState, ReadParams, ReadResult, Size, StartResult, WriteParams, WriteStatus,
 };
@@ -623,6 +623,138 @@ fn processes_are_listed_in_the_order_of_their_starts() {
     assert_eq!(told, expect);
     assert_eq!((listed[2].sandbox_type.as_deref(), listed[3].sandbox_type.as_deref()), (None, Some("none")));
     assert!(listed.iter().all(|process| process.started_at_ms == 7));
+}
+
+impl Harness {
+    fn marked() -> (Self, u64, u64) {
+        let mut session = Self::new();
+        assert_eq!(session.attach_with(Proof::Mark), Some(1));
+        let (one, two) = (session.start("one"), session.start("two"));
+        (session, one, two)
+    }
+
+    fn fill(&mut self, key: u64) {
+        while self.room(key) >= 8192 {
+            self.output(key, 8192);
+            self.announced();
+        }
+    }
+
+    fn room(&self, key: u64) -> usize {
+        self.state.processes[&key].log.room()
+    }
+
+    fn acknowledge(&mut self, process: &str, seq: u64) -> Result<(), RpcError> {
+        let params = AcknowledgeParams { process_id: process.to_owned(), seq };
+        self.done(|call| Input::Acknowledge { call, params })
+    }
+}
+
+#[test]
+fn what_was_sent_makes_room_once_a_mark_behind_it_is_answered() {
+    let (mut session, one, two) = Harness::marked();
+    session.output(one, 8192);
+    session.announced();
+    assert_eq!(session.state.mark(), None, "a small tail harms nobody");
+    for key in [one, two] {
+        for _ in 0..20 {
+            session.output(key, 8192);
+        }
+    }
+    session.announced();
+    let first = session.state.mark().unwrap();
+    assert_eq!(session.state.mark(), None);
+    session.fill(one);
+    session.fill(two);
+    let second = session.state.mark().unwrap();
+    assert_eq!((session.room(one), session.room(two)), (0, 0));
+    for (generation, mark) in [(0, first), (2, first), (1, 0), (1, second + 1), (1, u64::MAX)] {
+        session.handle(Input::Delivered { generation, mark });
+        assert_eq!((session.room(one), session.room(two)), (0, 0), "{generation} {mark} means nothing");
+    }
+    session.handle(Input::Delivered { generation: 1, mark: first });
+    assert!(session.room(one) > 0 && session.room(two) > 0);
+    let log = &session.state.processes[&one].log;
+    assert_eq!(log.told(), log.last());
+    session.fill(one);
+    // An answer speaks for those before it, and none counts twice.
+    let third = session.state.mark();
+    session.handle(Input::Delivered { generation: 1, mark: second });
+    assert!(session.room(one) > 0 && session.room(two) > 0);
+    session.handle(Input::Delivered { generation: 1, mark: first });
+    session.handle(Input::Delivered { generation: 1, mark: third.unwrap_or(second) });
+    session.handle(Input::Detach { generation: 1 });
+    session.attach_with(Proof::Mark);
+    session.handle(Input::Delivered { generation: 2, mark: second });
+    assert!(session.state.delivery_is_empty());
+}
+
+#[test]
+fn marks_on_their_way_are_bounded() {
+    let (mut session, one, _) = Harness::marked();
+    let mut marks = Vec::new();
+    for _ in 0..200 {
+        for _ in 0..32 {
+            session.output(one, 8192);
+        }
+        session.announced();
+        marks.extend(session.state.mark());
+    }
+    assert_eq!(marks.len(), 64);
+    session.handle(Input::Delivered { generation: 1, mark: marks[0] });
+    let late = session.state.mark().unwrap();
+    session.handle(Input::Delivered { generation: 1, mark: late });
+    assert!(session.room(one) > 0, "it covers all that came meanwhile");
+}
+
+#[test]
+fn a_client_that_acknowledges_is_taken_at_its_word_and_at_nothing_else() {
+    let mut session = Harness::new();
+    assert_eq!(session.attach_with(Proof::Word), Some(1));
+    let key = session.start("p");
+    session.fill(key);
+    assert_eq!((session.state.mark(), session.room(key)), (None, 0));
+    let page = session.read("p", 0).unwrap();
+    assert_eq!((page.chunks.len(), session.room(key)), (512, 0), "a page is not a proof");
+    refused(session.acknowledge("x", 0), "unknown process id x");
+    refused(session.acknowledge("p", 513), "process p has no event 513 yet: its last is 512");
+    assert_eq!(session.room(key), 0);
+    session.acknowledge("p", 100).unwrap();
+    session.acknowledge("p", 1).unwrap();
+    session.fill(key);
+    assert_eq!(session.state.processes[&key].log.last(), 612);
+    session.read("p", 200).unwrap();
+    assert!(session.room(key) > 0, "a cursor is");
+    session.fill(key);
+    session.read("p", 9999).unwrap();
+    assert_eq!(session.room(key), 0, "one from the future is not");
+    let deadline = session.state.deadline();
+    assert_eq!(deadline, None, "it is waited for");
+}
+
+#[test]
+fn a_page_of_what_was_missed_counts_once_a_mark_behind_it_is_answered() {
+    let (mut session, one, _) = Harness::marked();
+    session.handle(Input::Detach { generation: 1 });
+    while session.room(one) >= 8192 {
+        session.output(one, 8192);
+    }
+    assert_eq!(session.attach_with(Proof::Mark), Some(2));
+    let call = session.ask_read("one", 0, 0);
+    let Some(Answer::Read(Ok(_), Some(page))) = session.answers.remove(&call) else { panic!("no receipt") };
+    // The time to catch up passes while the page is on its way: it is not given up.
+    session.jump();
+    assert_eq!((session.state.mark(), session.room(one)), (None, 0));
+    session.handle(Input::HandedOut { generation: 1, page });
+    assert_eq!(session.state.mark(), None, "a stale connection says nothing");
+    session.handle(Input::HandedOut { generation: 2, page });
+    let mark = session.state.mark().unwrap();
+    session.jump();
+    assert_eq!(session.room(one), 0);
+    session.handle(Input::Delivered { generation: 2, mark });
+    assert!(session.room(one) > 0);
+    let call = session.ask_read("one", 0, 0);
+    assert!(matches!(session.answers.remove(&call), Some(Answer::Read(Ok(_), None))), "it has caught up");
 }
 
 /// Operations of a client and of pumps, as a fuzzer sees them.
