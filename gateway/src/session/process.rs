@@ -170,8 +170,11 @@ impl Process {
     }
 
     /// The credit that the pump gets now, in bytes since its start, if that is worth telling: small steps would wake it for
-    /// little.
+    /// little. There is no pump before the process runs, and credit that nobody heard of would never be given again.
     pub(super) fn grant(&mut self) -> Option<u64> {
+        if matches!(self.phase, Phase::Starting(_)) {
+            return None;
+        }
         let room = u64::try_from(self.log.room()).unwrap_or(u64::MAX);
         let target = self.received + room.min(WINDOW);
         let step = target.saturating_sub(self.granted);
@@ -369,6 +372,8 @@ mod tests {
     fn credit_follows_the_log_and_comes_in_steps() {
         use portcullis_protocol::event::{Event, Stream};
         let mut process = process();
+        assert_eq!(process.grant(), None, "there is nobody yet to have it");
+        process.phase = Phase::Running;
         let mut granted = process.grant().unwrap();
         assert_eq!((granted, process.grant()), (WINDOW, None));
         let (mut received, mut tells) = (0, 0);

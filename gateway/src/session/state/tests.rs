@@ -651,6 +651,23 @@ impl Harness {
 }
 
 #[test]
+fn a_process_that_starts_while_its_client_comes_and_goes_gets_its_credit() {
+    let mut session = Harness::attached();
+    let key = session.begin("p").unwrap();
+    session.handle(Input::Detach { generation: 1 });
+    session.attach();
+    session.handle(Input::Started { key, sandbox_type: "none", enforcement: None });
+    let started = session.outputs.iter().position(|output| matches!(output, Output::Grant { .. }));
+    let launched = session.outputs.iter().position(|output| matches!(output, Output::Launch { .. }));
+    assert!(started > launched, "{:?}", session.outputs);
+    assert_eq!(
+        session.outputs.iter().filter(|output| matches!(output, Output::Grant { .. })).count(),
+        1,
+        "and none before it runs"
+    );
+}
+
+#[test]
 fn what_was_sent_makes_room_once_a_mark_behind_it_is_answered() {
     let (mut session, one, two) = Harness::marked();
     session.output(one, 8192);
