@@ -774,6 +774,42 @@ fn a_page_of_what_was_missed_counts_once_a_mark_behind_it_is_answered() {
     assert!(matches!(session.answers.remove(&call), Some(Answer::Read(Ok(_), None))), "it has caught up");
 }
 
+#[test]
+fn spools_of_a_session_share_a_quota_and_pages_of_them_are_read_beside_it() {
+    let mut session = Harness::attached();
+    session.state.limits = SpoolLimits { process: 1 << 20, session: 1536 << 10 };
+    let keys = [session.start("one"), session.start("two")];
+    session.handle(Input::Detach { generation: 1 });
+    let mut files: BTreeMap<(u64, u64), Vec<u8>> = BTreeMap::new();
+    for key in keys {
+        while session.room(key) >= 8192 {
+            session.output(key, 8192);
+            for output in std::mem::take(&mut session.outputs) {
+                if let Output::Spool { key, write } = output {
+                    files.insert((key, write.at), write.bytes);
+                    session.handle(Input::SpoolWritten { key, is_written: true });
+                }
+            }
+        }
+    }
+    let spooled = keys.map(|key| session.state.processes[&key].log.spooled());
+    assert_eq!(spooled, [1 << 20, 512 << 10], "the first has what a process may, the second what is left of the session's");
+    session.attach();
+    let (read, cut) = (session.ask_read("one", 0, 0), session.ask_read("two", 0, 0));
+    let mut asked = std::mem::take(&mut session.outputs).into_iter();
+    let Some(Output::ReadSpool { call, key, extents }) = asked.next() else { panic!("nothing is read") };
+    assert_eq!(call, read);
+    // Nobody else waits for it.
+    assert!(session.read("two", 9999).is_ok() && session.read_answer(read).is_none());
+    let slots = extents.iter().map(|(at, length)| files[&(key, *at)][..*length].to_vec()).collect();
+    session.handle(Input::SpoolRead { call, slots: Ok(slots) });
+    let page = session.read_answer(read).unwrap().unwrap();
+    assert_eq!(page.chunks.len(), usize::try_from(session.state.processes[&key].log.last()).unwrap());
+    session.handle(Input::Detach { generation: 2 });
+    refused(session.read_answer(cut).unwrap(), "the session was detached before the call ended");
+    session.handle(Input::SpoolRead { call: cut, slots: Ok(Vec::new()) });
+}
+
 /// Operations of a client and of pumps, as a fuzzer sees them.
 #[derive(Debug, Clone)]
 enum Step {
