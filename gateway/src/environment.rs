@@ -56,7 +56,6 @@ pub(crate) fn extensions(config: &Config) -> Extensions {
         max_retention_ms: u64::try_from(config.max_retention.as_millis()).unwrap_or(u64::MAX),
         process_events: true,
         process_acknowledge: true,
-        ..Extensions::default()
     }
 }
 

@@ -1,27 +1,27 @@
 //! The listener: where clients reach the gateway.
 
+mod carry;
+
+use self::carry::carry;
 use crate::config::{Config, ExecServerRuntimePaths};
 use crate::core::{Gateway, Readiness, StartError};
-use crate::link::{Link, LinkEnd, Outgoing};
+use crate::link::Link;
 use crate::peer::Peers;
 use crate::stdio;
 use axum::Router;
-use axum::body::Bytes;
-use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade, close_code};
+use axum::extract::ws::{WebSocket, WebSocketUpgrade};
 use axum::extract::{ConnectInfo, Request, State};
 use axum::http::{StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{any, get};
-use futures_util::{SinkExt as _, StreamExt as _};
 use std::io::{self, Write as _};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::{mpsc, oneshot};
-use tokio::time::{Instant, MissedTickBehavior};
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 /// Where a server listens unless it is told otherwise: loopback, on a port of the system's choice.
@@ -33,12 +33,6 @@ const MESSAGE: usize = 64 << 20;
 /// Bytes that are read from a socket at a time. Each connection holds as many, also while it is idle: with 128 KiB that was most
 /// of its memory, and a message of 1 MiB is no faster for it.
 const READ_BUFFER: usize = 8 << 10;
-/// How often a client is pinged, and how long it may say nothing, a pong included, before it counts as gone.
-const PING: Duration = Duration::from_secs(15);
-const SILENCE: Duration = Duration::from_secs(45);
-/// How long a client has to say something, a pong included, once another connection wants its session: most likely it has
-/// come back itself while we have not heard that the old connection broke.
-const DOUBT: Duration = Duration::from_secs(5);
 /// How long open HTTP exchanges may hold up the end, and a client's unread messages the end of its connection.
 const STRAGGLERS: Duration = Duration::from_secs(1);
 /// Upgraded sockets on their way to the gateway.
@@ -264,110 +258,6 @@ async fn upgrade(
     upgrade.max_frame_size(FRAME).max_message_size(MESSAGE).read_buffer_size(READ_BUFFER).on_upgrade(move |socket| async move {
         let _shutting_down = serving.upgrades.send(Upgraded { socket, peer }).await;
     })
-}
-
-/// Carries messages between a socket and its link until either ends. When we end it, a close frame goes first.
-async fn carry(socket: WebSocket, end: LinkEnd) {
-    let LinkEnd { incoming, mut outgoing, doubts } = end;
-    let (mut doubted, mut asked) = (doubts.clone(), doubts);
-    let (mut sink, mut stream) = socket.split();
-    let (ended, mut reader_ended) = oneshot::channel();
-    let read = async move {
-        let (mut patience, mut last) = (SILENCE, Instant::now());
-        let offence = loop {
-            let message = tokio::select! {
-                message = tokio::time::timeout_at(last + patience, stream.next()) => message,
-                () = incoming.closed() => break None,
-                Ok(()) = doubted.changed() => {
-                    // Not longer than it would have had anyway.
-                    patience = (last.elapsed() + DOUBT).min(patience);
-                    continue;
-                }
-            };
-            let heard = Instant::now();
-            let silence = heard.duration_since(last);
-            (patience, last) = (SILENCE, heard);
-            let bytes = match message {
-                Ok(Some(Ok(Message::Text(text)))) => Bytes::from(text),
-                Ok(Some(Ok(Message::Binary(bytes)))) => bytes,
-                Ok(Some(Ok(Message::Pong(payload)))) => {
-                    if let Ok(mark) = <[u8; 8]>::try_from(&*payload) {
-                        incoming.answered(u64::from_be_bytes(mark));
-                    }
-                    continue;
-                }
-                Ok(Some(Ok(Message::Ping(_)))) => continue,
-                Ok(Some(Ok(Message::Close(_))) | None) => break None,
-                Ok(Some(Err(error))) => break offence(&error),
-                Err(_elapsed) => break Some((close_code::AWAY, format!("nothing came for {} s", silence.as_secs()))),
-            };
-            if incoming.send(bytes).await.is_err() {
-                break None;
-            }
-        };
-        // Dropping the sender with this future detaches the session at once, whatever the writer still has to do.
-        let _writer_gone = ended.send(offence);
-    };
-    let write = async move {
-        let mut ping = tokio::time::interval_at(Instant::now() + PING, PING);
-        ping.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut doubt_again = Instant::now();
-        loop {
-            let mut room = None;
-            let message = tokio::select! {
-                message = outgoing.recv() => match message {
-                    Some(Outgoing::Text(text)) => Message::Text(text.into()),
-                    Some(Outgoing::Large(text, taken)) => {
-                        room = Some(taken);
-                        Message::Text(text.into())
-                    }
-                    Some(Outgoing::Ping(mark)) => Message::Ping(Bytes::copy_from_slice(&mark.to_be_bytes())),
-                    Some(Outgoing::Close { code, reason }) => close(code, reason),
-                    None => return,
-                },
-                _tick = ping.tick() => Message::Ping(Bytes::new()),
-                // Whoever wants the session may ask many times a second.
-                Ok(()) = asked.changed() => {
-                    if Instant::now() < doubt_again {
-                        continue;
-                    }
-                    doubt_again = Instant::now() + DOUBT;
-                    Message::Ping(Bytes::new())
-                }
-                offence = &mut reader_ended => match offence {
-                    Ok(Some((code, reason))) => close(code, reason),
-                    Ok(None) | Err(_) => return,
-                },
-            };
-            let is_last = matches!(message, Message::Close(_));
-            if sink.feed(message).await.is_err() {
-                return;
-            }
-            // What is in line goes out together, the last of it at once.
-            let flushed = if is_last || room.is_some() || outgoing.is_empty() { sink.flush().await } else { Ok(()) };
-            if is_last || flushed.is_err() {
-                return;
-            }
-        }
-    };
-    // Whichever ends first: a client that reads nothing must not keep what is left for it, and us, for ever.
-    tokio::select! {
-        () = write => {}
-        () = async { read.await; tokio::time::sleep(STRAGGLERS).await } => {}
-    }
-}
-
-fn close(code: u16, reason: String) -> Message {
-    Message::Close(Some(CloseFrame { code, reason: reason.into() }))
-}
-
-/// What a client did wrong, as a close code and a reason; none if the connection simply broke.
-fn offence(error: &axum::Error) -> Option<(u16, String)> {
-    let text = error.to_string();
-    if text.contains("too long") || text.contains("too large") || text.contains("too big") {
-        return Some((close_code::SIZE, format!("a frame may carry {FRAME} bytes and a message {MESSAGE}")));
-    }
-    (!text.contains("reset") && !text.contains("closed") && !text.contains("IO error")).then_some((close_code::PROTOCOL, text))
 }
 
 #[cfg(test)]

@@ -1,0 +1,142 @@
+//! Carrying messages between a WebSocket and its link.
+
+use super::{FRAME, MESSAGE, STRAGGLERS};
+use crate::link::{Inlet, LinkEnd, Outgoing};
+use axum::body::Bytes;
+use axum::extract::ws::{CloseFrame, Message, WebSocket, close_code};
+use futures_util::stream::{SplitSink, SplitStream};
+use futures_util::{SinkExt as _, StreamExt as _};
+use std::time::Duration;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep, timeout_at};
+
+/// How often a client is pinged, and how long it may say nothing, a pong included, before it counts as gone.
+const PING: Duration = Duration::from_secs(15);
+const SILENCE: Duration = Duration::from_secs(45);
+/// How long a client has to say something, a pong included, once another connection wants its session: most likely it has
+/// come back itself while we have not heard that the old connection broke.
+const DOUBT: Duration = Duration::from_secs(5);
+
+/// What a client did wrong, as a close code and a reason; none if the connection simply ended.
+type Offence = Option<(u16, String)>;
+
+/// Carries messages until either end is gone. When we end it, a close frame goes first.
+pub(super) async fn carry(socket: WebSocket, end: LinkEnd) {
+    let LinkEnd { incoming, outgoing, doubts } = end;
+    let (sink, stream) = socket.split();
+    let (ended, reader_ended) = oneshot::channel();
+    let read = read(stream, incoming, doubts.clone(), ended);
+    let write = write(sink, outgoing, doubts, reader_ended);
+    // Whichever ends first: a client that reads nothing must not keep what is left for it, and us, for ever.
+    tokio::select! {
+        () = write => {}
+        () = async { read.await; sleep(STRAGGLERS).await } => {}
+    }
+}
+
+/// Hands over what a client sends. Its end drops the inlet, which detaches the session at once, whatever the writer still has
+/// to do.
+async fn read(
+    mut stream: SplitStream<WebSocket>,
+    incoming: Inlet,
+    mut doubted: watch::Receiver<()>,
+    ended: oneshot::Sender<Offence>,
+) {
+    let mut heard = Instant::now();
+    let mut until = heard + SILENCE;
+    let offence = loop {
+        let message = tokio::select! {
+            message = timeout_at(until, stream.next()) => message,
+            () = incoming.closed() => break None,
+            Ok(()) = doubted.changed() => {
+                // Not longer than it would have had anyway.
+                until = until.min(Instant::now() + DOUBT);
+                continue;
+            }
+        };
+        let bytes = match message {
+            Ok(Some(Ok(Message::Text(text)))) => Some(Bytes::from(text)),
+            Ok(Some(Ok(Message::Binary(bytes)))) => Some(bytes),
+            Ok(Some(Ok(Message::Pong(payload)))) => {
+                if let Ok(mark) = <[u8; 8]>::try_from(&*payload) {
+                    incoming.answered(u64::from_be_bytes(mark));
+                }
+                None
+            }
+            Ok(Some(Ok(Message::Ping(_)))) => None,
+            Ok(Some(Ok(Message::Close(_))) | None) => break None,
+            Ok(Some(Err(error))) => break offence(&error),
+            Err(_elapsed) => break Some((close_code::AWAY, format!("nothing came for {} s", heard.elapsed().as_secs()))),
+        };
+        if let Some(bytes) = bytes
+            && incoming.send(bytes).await.is_err()
+        {
+            break None;
+        }
+        // Only now: a client that we let wait has said nothing because we did not listen.
+        heard = Instant::now();
+        until = heard + SILENCE;
+    };
+    let _writer_gone = ended.send(offence);
+}
+
+/// Sends what a client gets, and pings.
+async fn write(
+    mut sink: SplitSink<WebSocket, Message>,
+    mut outgoing: mpsc::Receiver<Outgoing>,
+    mut doubted: watch::Receiver<()>,
+    mut reader_ended: oneshot::Receiver<Offence>,
+) {
+    let mut ping = interval_at(Instant::now() + PING, PING);
+    ping.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut doubt_again = Instant::now();
+    loop {
+        let mut room = None;
+        let message = tokio::select! {
+            message = outgoing.recv() => match message {
+                Some(Outgoing::Text(text)) => Message::Text(text.into()),
+                Some(Outgoing::Large(text, taken)) => {
+                    room = Some(taken);
+                    Message::Text(text.into())
+                }
+                Some(Outgoing::Ping(mark)) => Message::Ping(Bytes::copy_from_slice(&mark.to_be_bytes())),
+                Some(Outgoing::Close { code, reason }) => close(code, reason),
+                None => return,
+            },
+            _tick = ping.tick() => Message::Ping(Bytes::new()),
+            // Whoever wants the session may ask many times a second.
+            Ok(()) = doubted.changed() => {
+                if Instant::now() < doubt_again {
+                    continue;
+                }
+                doubt_again = Instant::now() + DOUBT;
+                Message::Ping(Bytes::new())
+            }
+            offence = &mut reader_ended => match offence {
+                Ok(Some((code, reason))) => close(code, reason),
+                Ok(None) | Err(_) => return,
+            },
+        };
+        let is_last = matches!(message, Message::Close(_));
+        if sink.feed(message).await.is_err() {
+            return;
+        }
+        // What is in line goes out together, the last of it at once.
+        let flushed = if is_last || room.is_some() || outgoing.is_empty() { sink.flush().await } else { Ok(()) };
+        if is_last || flushed.is_err() {
+            return;
+        }
+    }
+}
+
+fn close(code: u16, reason: String) -> Message {
+    Message::Close(Some(CloseFrame { code, reason: reason.into() }))
+}
+
+fn offence(error: &axum::Error) -> Offence {
+    let text = error.to_string();
+    if text.contains("too long") || text.contains("too large") || text.contains("too big") {
+        return Some((close_code::SIZE, format!("a frame may carry {FRAME} bytes and a message {MESSAGE}")));
+    }
+    (!text.contains("reset") && !text.contains("closed") && !text.contains("IO error")).then_some((close_code::PROTOCOL, text))
+}
