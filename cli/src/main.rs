@@ -1,6 +1,7 @@
 //! The `portcullis` program.
 
 mod args;
+mod credential;
 mod doctor;
 mod exec;
 mod explain;
@@ -47,6 +48,9 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
     let done = match command {
         Command::Serve(options) => {
             let mut config = Config::new(ExecServerRuntimePaths::of_this_process()?);
+            config.credential = credential::from_flags(&options.auth)?;
+            config.allowed_hosts.clone_from(&options.allow_host);
+            config.connections = options.max_connections;
             config.concurrent_requests = options.concurrent_requests;
             config.allow_unprotected_metadata = options.allow_unprotected_metadata;
             if let Some(name) = &options.policy {

@@ -2,6 +2,7 @@
 
 use crate::budget::{Budget, Charge};
 use bytes::Bytes;
+use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 
 /// Messages that wait in one direction. A client that reads nothing holds up its own calls once they are this many, and
@@ -23,6 +24,8 @@ pub struct Link {
     /// Whether the session may outlive this link: no on stdio, whose client cannot come back.
     pub(crate) resumable: bool,
     pub(crate) doubt: Doubt,
+    /// How long its client may take for the handshake; none: as long as it likes.
+    pub(crate) handshake: Option<Duration>,
 }
 
 /// Raised when somebody else wants what the client of a link has: the client may be gone without a word, and a transport that
@@ -110,7 +113,7 @@ impl Link {
         let (messages, incoming) = mpsc::channel(QUEUE);
         let (outgoing, from_gateway) = mpsc::channel(QUEUE);
         let (doubt, doubts) = watch::channel(());
-        let link = Self { incoming, outgoing, peer: peer.into(), resumable, doubt: Doubt(doubt) };
+        let link = Self { incoming, outgoing, peer: peer.into(), resumable, doubt: Doubt(doubt), handshake: None };
         let inlet = Inlet { messages, budget: Budget::new(INCOMING_BYTES) };
         (link, LinkEnd { incoming: inlet, outgoing: from_gateway, doubts })
     }

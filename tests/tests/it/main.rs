@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "what fails in a test shall end it")]
 
 mod ceiling;
+mod credential;
 mod degraded;
 mod denials;
 mod embed;
