@@ -180,3 +180,24 @@ async fn more_sockets_than_there_may_be_are_refused_and_the_next_is_served() {
     let served = async { while upgrade(&server.url, "").await.0 != 101 {} };
     timeout(PATIENCE, served).await.unwrap();
 }
+
+#[tokio::test]
+async fn no_confined_process_finds_the_token() {
+    let place = Place::new();
+    let server = server(&place, &["--insecure-no-auth"]).await;
+    let directory = place.path("portcullis");
+    std::fs::create_dir_all(&directory).unwrap();
+    std::fs::write(directory.join("1.token"), "secret").unwrap();
+    let mut client = Client::connect(&server).await;
+    let script = format!("cat {0}/1.token; ls -A {0}; rmdir {0}; mv {0} {0}-moved; true", directory.display());
+    let workspace = json!({"type": "workspace-write", "cwd": place.uri(""), "network_access": true});
+    for (id, sandbox, finds) in
+        [("plain", json!(null), true), ("read-only", json!({"type": "read-only"}), false), ("writes", workspace, false)]
+    {
+        // The control goes last in effect: without a sandbox the same words find and move it.
+        let script = if finds { format!("cat {}/1.token", directory.display()) } else { script.clone() };
+        let events = client.run(&place, id, &["sh", "-c", &script], json!({"sandbox": sandbox})).await;
+        assert_eq!(events.output(Some("stdout")), if finds { "secret" } else { "" }, "{id}");
+        assert!(directory.join("1.token").exists(), "{id}");
+    }
+}
