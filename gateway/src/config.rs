@@ -74,7 +74,17 @@ impl Config {
         }
     }
 
-    /// Where servers of this user put their tokens. No confined process gets to see it.
+    /// Where tokens are that open listeners of this user. No confined process gets to see them.
+    pub(crate) fn token_places(&self) -> Vec<PathBuf> {
+        let named = match &self.credential {
+            Credential::Generated { file } => file.clone(),
+            Credential::Capability(_) | Credential::SignedBearer(_) | Credential::Insecure => None,
+        };
+        let named = named.map(|file| self.cwd.join(file));
+        self.token_directory().into_iter().chain(named).collect()
+    }
+
+    /// Where servers of this user put their tokens.
     pub(crate) fn token_directory(&self) -> Option<PathBuf> {
         token_directory(self.variable("XDG_RUNTIME_DIR"), self.variable("HOME"))
     }

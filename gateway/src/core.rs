@@ -66,8 +66,8 @@ pub(crate) struct Core {
     /// What no request may exceed.
     pub(crate) ceiling: Option<Named>,
     pub(crate) environment: EnvironmentInfo,
-    /// Where servers of this user put their tokens.
-    tokens: Option<AbsolutePath>,
+    /// Where tokens are that open listeners of this user.
+    tokens: Vec<AbsolutePath>,
     /// What can be enforced here, as found at the start.
     pub(crate) enforcement: Enforcement,
     pub(crate) registry: Registry,
@@ -122,7 +122,7 @@ impl Gateway {
             machine: Machine::here(config.variable("TMPDIR")),
             ceiling: config.ceiling.clone().map(Named::new),
             environment: environment::describe(&config),
-            tokens: config.token_directory().and_then(|directory| AbsolutePath::new(directory).ok()),
+            tokens: config.token_places().iter().filter_map(|place| AbsolutePath::new(place).ok()).collect(),
             enforcement: report::enforcement(spawner.namespaces()),
             registry: Registry::default(),
             pool: pool.clone(),
@@ -226,9 +226,11 @@ impl Core {
     /// A process must not find what opens the gateway's own listener, for itself or for another one. Without namespaces nothing
     /// can be taken out of what may be read; there the listener refuses whatever the gateway started.
     fn without_tokens(&self, policy: Arc<Policy>) -> Arc<Policy> {
-        match (&self.tokens, self.spawner.namespaces()) {
-            (Some(directory), NamespaceLayer::Available { .. }) => Arc::new(Policy::clone(&policy).hiding(directory)),
-            _ => policy,
+        match self.spawner.namespaces() {
+            NamespaceLayer::Available { .. } => {
+                Arc::new(self.tokens.iter().fold(Policy::clone(&policy), |policy, place| policy.hiding(place)))
+            }
+            NamespaceLayer::Unavailable { .. } => policy,
         }
     }
 }
