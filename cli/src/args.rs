@@ -1,6 +1,6 @@
 //! The command line.
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use portcullis::DEFAULT_LISTEN_URL;
 use std::path::PathBuf;
 
@@ -27,9 +27,17 @@ pub(crate) enum Command {
 
 #[derive(Debug, Args)]
 pub(crate) struct Serve {
-    /// Where to listen: ws://IP:PORT (loopback; port 0 lets the system choose) or stdio.
+    /// Where to listen: ws://IP:PORT (port 0 lets the system choose) or stdio.
     #[arg(long, value_name = "URL", default_value = DEFAULT_LISTEN_URL)]
     pub(crate) listen: String,
+    #[command(flatten)]
+    pub(crate) auth: Auth,
+    /// A name that the Host of a request may have, beside addresses and localhost; may be repeated.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) allow_host: Vec<String>,
+    /// Sockets of clients at a time; more are refused.
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = at_least_one)]
+    pub(crate) max_connections: usize,
     /// Calls of one connection that run side by side.
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = at_least_one)]
     pub(crate) concurrent_requests: usize,
@@ -58,6 +66,47 @@ pub(crate) struct Serve {
     pub(crate) workspace: Vec<PathBuf>,
 }
 
+/// Who may connect. Without any of these a token is made at the start, and said on standard error.
+#[derive(Debug, Args)]
+pub(crate) struct Auth {
+    /// Write the token that is made at the start to this file (mode 0600) instead of saying it on standard error.
+    #[arg(long, value_name = "FILE", conflicts_with = "ws_auth")]
+    pub(crate) token_file: Option<PathBuf>,
+    /// Ask clients for nothing: every program that reaches the port is served. On loopback addresses only.
+    #[arg(long, conflicts_with_all = ["token_file", "ws_auth"])]
+    pub(crate) insecure_no_auth: bool,
+    /// Ask for a token that is known from elsewhere: one token, or any that was signed with a shared secret (JWT, HS256).
+    #[arg(long, value_name = "KIND", value_enum)]
+    pub(crate) ws_auth: Option<WsAuth>,
+    /// With capability-token: a file that holds the token. Its path is absolute.
+    #[arg(long, value_name = "FILE", requires = "ws_auth", conflicts_with = "ws_token_sha256")]
+    pub(crate) ws_token_file: Option<PathBuf>,
+    /// With capability-token: SHA-256 of the token, in hexadecimal.
+    #[arg(long, value_name = "HEX", requires = "ws_auth")]
+    pub(crate) ws_token_sha256: Option<String>,
+    /// With signed-bearer-token: a file that holds the secret, at least 32 bytes. Its path is absolute.
+    #[arg(long, value_name = "FILE", requires = "ws_auth")]
+    pub(crate) ws_shared_secret_file: Option<PathBuf>,
+    /// With signed-bearer-token: what `iss` must be.
+    #[arg(long, value_name = "TEXT", requires = "ws_auth")]
+    pub(crate) ws_issuer: Option<String>,
+    /// With signed-bearer-token: what `aud` must be or hold.
+    #[arg(long, value_name = "TEXT", requires = "ws_auth")]
+    pub(crate) ws_audience: Option<String>,
+    /// With signed-bearer-token: how far the clocks may be apart; 30.
+    #[arg(long, value_name = "SECONDS", requires = "ws_auth", value_parser = clap::value_parser!(u64).range(0..=3600))]
+    pub(crate) ws_max_clock_skew_seconds: Option<u64>,
+}
+
+/// Kinds of tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum WsAuth {
+    /// One token.
+    CapabilityToken,
+    /// Tokens signed with a shared secret.
+    SignedBearerToken,
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct Doctor {
     /// As `environment/info` answers it under `enforcement`.
@@ -76,6 +125,9 @@ pub(crate) struct Exec {
     /// A running server; without it a gateway is started for this one command.
     #[arg(long, value_name = "URL", conflicts_with = "allow_unprotected_metadata")]
     pub(crate) url: Option<String>,
+    /// A file with the token that the running server asks for. Without it that of a server of this user on this machine is found.
+    #[arg(long, value_name = "FILE", requires = "url")]
+    pub(crate) token_file: Option<PathBuf>,
     /// As of `serve`, for the gateway that is started.
     #[arg(long)]
     pub(crate) allow_unprotected_metadata: bool,

@@ -2,6 +2,7 @@
 
 use crate::Failure;
 use crate::args::Exec;
+use crate::credential;
 use crate::policy;
 use crate::terminal::{self, RawMode};
 use portcullis::client::{
@@ -33,7 +34,8 @@ const END_OF_INPUT: u8 = 4;
 pub(crate) async fn run(options: &Exec) -> Result<ExitCode, Failure> {
     let params = start_params(options)?;
     if let Some(url) = &options.url {
-        let connect = ExecServerClientConnectOptions::new(url, "portcullis exec");
+        let mut connect = ExecServerClientConnectOptions::new(url, "portcullis exec");
+        connect.token = credential::of_server(url, options.token_file.as_deref())?;
         let (client, task) = ExecServerClient::connect(&connect).await?;
         let done = start_and_follow(client, &params).await;
         task.await?;

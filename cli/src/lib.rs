@@ -6,8 +6,8 @@
 
 pub use portcullis_client as client;
 pub use portcullis_gateway::{
-    Config, DEFAULT_LISTEN_URL, ExecServerListenUrlParseError, ExecServerRuntimePaths, Gateway, Link, LinkEnd, ListenError,
-    ListenUrl, Outgoing, StartError, run_main, serve,
+    Config, Credential, DEFAULT_LISTEN_URL, ExecServerListenUrlParseError, ExecServerRuntimePaths, Gateway, Link, LinkEnd,
+    ListenError, ListenUrl, Outgoing, SecretTooShort, SignedBearer, StartError, run_main, serve, token_path,
 };
 pub use portcullis_helpers::dispatch;
 pub use portcullis_protocol as protocol;

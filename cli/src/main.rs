@@ -1,6 +1,7 @@
 //! The `portcullis` program.
 
 mod args;
+mod credential;
 mod doctor;
 mod exec;
 mod explain;
@@ -53,6 +54,9 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
             let mut config = Config::new(paths);
             config.spool_bytes = options.spool_bytes;
             config.session_spool_bytes = options.spool_bytes.saturating_mul(4);
+            config.credential = credential::from_flags(&options.auth)?;
+            config.allowed_hosts.clone_from(&options.allow_host);
+            config.connections = options.max_connections;
             config.concurrent_requests = options.concurrent_requests;
             config.allow_unprotected_metadata = options.allow_unprotected_metadata;
             if let Some(name) = &options.policy {

@@ -41,10 +41,10 @@ fn wrong_usage_ends_with_status_2() {
 fn listen_urls_that_cannot_be_ended_with_status_1_and_say_why() {
     for (url, why) in [
         ("ws://localhost:1", "invalid websocket --listen URL `ws://localhost:1`; expected `ws://IP:PORT`"),
-        ("http://127.0.0.1:1", "unsupported --listen URL `http://127.0.0.1:1`; expected `ws://IP:PORT` or `stdio`"),
         ("ws://0.0.0.0:0", "only loopback addresses are allowed"),
+        ("http://127.0.0.1:1", "unsupported --listen URL `http://127.0.0.1:1`; expected `ws://IP:PORT` or `stdio`"),
     ] {
-        let ended = portcullis(&["serve", "--listen", url]);
+        let ended = portcullis(&["serve", "--insecure-no-auth", "--listen", url]);
         assert_eq!(ended.status.code(), Some(1), "{url}");
         assert!(text(&ended.stderr).contains(why), "{}", text(&ended.stderr));
         assert!(ended.stdout.is_empty(), "{url}");

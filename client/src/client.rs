@@ -253,7 +253,7 @@ impl ExecServerClient {
 }
 
 fn url(options: &ExecServerClientConnectOptions) -> Dialler {
-    Dialler::Url { url: options.url.clone(), silence: options.silence_timeout }
+    Dialler::Url { url: options.url.clone(), token: options.token.clone(), silence: options.silence_timeout }
 }
 
 /// What becomes of a call on its way when the link is cut.

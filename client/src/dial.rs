@@ -1,13 +1,17 @@
 //! A transport over a WebSocket.
 
+use crate::options::Token;
 use crate::task::Transport;
 use futures_util::{SinkExt as _, StreamExt as _};
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout_at};
+use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
+use tokio_tungstenite::tungstenite::http::HeaderValue;
+use tokio_tungstenite::tungstenite::http::header::AUTHORIZATION;
 use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
-use tokio_tungstenite::tungstenite::{Bytes, Message};
+use tokio_tungstenite::tungstenite::{Bytes, Error, Message};
 
 /// Messages in line in one direction.
 const QUEUE: usize = 128;
@@ -18,10 +22,21 @@ const MESSAGE: usize = 768 << 20;
 ///
 /// # Errors
 /// The server was not reached; the text says why.
-pub(crate) async fn websocket(url: &str, silence: Option<Duration>) -> Result<(Transport, JoinHandle<String>), String> {
+pub(crate) async fn websocket(
+    url: &str,
+    token: Option<&Token>,
+    silence: Option<Duration>,
+) -> Result<(Transport, JoinHandle<String>), String> {
+    let mut request = url.into_client_request().map_err(|error| error.to_string())?;
+    if let Some(token) = token {
+        let value = HeaderValue::from_str(&format!("Bearer {}", token.reveal()));
+        let mut value = value.map_err(|_| "the token holds what no header can".to_owned())?;
+        value.set_sensitive(true);
+        request.headers_mut().insert(AUTHORIZATION, value);
+    }
     let config = WebSocketConfig::default().max_message_size(Some(MESSAGE)).max_frame_size(Some(MESSAGE));
-    let connecting = tokio_tungstenite::connect_async_with_config(url, Some(config), true);
-    let (socket, _response) = connecting.await.map_err(|error| error.to_string())?;
+    let connecting = tokio_tungstenite::connect_async_with_config(request, Some(config), true);
+    let (socket, _response) = connecting.await.map_err(|error| refusal(&error))?;
     let (mut sink, mut stream) = socket.split();
     let (to_server, mut outgoing) = mpsc::channel::<String>(QUEUE);
     let (incoming, from_server) = mpsc::channel(QUEUE);
@@ -70,6 +85,17 @@ pub(crate) async fn websocket(url: &str, silence: Option<Duration>) -> Result<(T
         }
     });
     Ok((Transport { outgoing: to_server, incoming: from_server }, carried))
+}
+
+/// Why there is no connection, with what the server said.
+fn refusal(error: &Error) -> String {
+    match error {
+        Error::Http(response) => {
+            let said = response.body().as_deref().map(String::from_utf8_lossy).unwrap_or_default();
+            format!("{error}: {}", said.trim())
+        }
+        other => other.to_string(),
+    }
 }
 
 /// The next item. None after too long a silence, in which the server was asked for a sign of life.

@@ -27,7 +27,7 @@ pub use client::ExecServerClient;
 pub use error::ExecServerError;
 pub use files::{FileReader, FileWriter};
 pub use http::{HttpBody, HttpHeader, HttpRequest, HttpResponse};
-pub use options::ExecServerClientConnectOptions;
+pub use options::{ExecServerClientConnectOptions, Token};
 pub use process::{Finished, Process, ProcessEvent, ProcessEvents, ProcessInput};
 pub use status::ClientStatus;
 pub use task::Transport;

@@ -1,5 +1,6 @@
 //! How to reach a server, and how long to try.
 
+use std::fmt;
 use std::time::Duration;
 
 /// How to reach a server, and how long to try. [`Self::new`] has the defaults; the fields can be changed.
@@ -10,6 +11,8 @@ pub struct ExecServerClientConnectOptions {
     pub url: String,
     /// Who calls; any text.
     pub client_name: String,
+    /// What the server asks of its clients, if it asks: sent as `Authorization: Bearer TOKEN`, also on the way back after a cut.
+    pub token: Option<Token>,
     /// Come back after a cut; true. Without it the end of the link is the end of the client.
     pub reconnect: bool,
     /// How long one recovery may take, from the cut until everything was caught up; 45 s. A server keeps a session for longer.
@@ -30,6 +33,28 @@ pub struct ExecServerClientConnectOptions {
     pub retention: Option<Duration>,
 }
 
+/// A secret that is never shown.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Token(String);
+
+impl Token {
+    /// This one.
+    #[must_use]
+    pub fn new(token: impl Into<String>) -> Self {
+        Self(token.into())
+    }
+
+    pub(crate) fn reveal(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token(..)")
+    }
+}
+
 impl ExecServerClientConnectOptions {
     /// The defaults.
     #[must_use]
@@ -37,6 +62,7 @@ impl ExecServerClientConnectOptions {
         Self {
             url: url.into(),
             client_name: client_name.into(),
+            token: None,
             reconnect: true,
             recovery_deadline: Duration::from_secs(45),
             connect_timeout: Duration::from_secs(10),

@@ -1,6 +1,7 @@
 //! The client's task: it carries out what [`Core`] decides. It alone owns the transport and who waits for which answer.
 
 use crate::mailbox::{Letter, Mailbox, Taken};
+use crate::options::Token;
 use crate::pending::Again;
 use crate::process::ProcessEvent;
 use crate::recovery::{Core, Input, LinkId, Output, RouteId, Settings, Ticket};
@@ -82,7 +83,7 @@ pub(crate) enum Dialler {
     /// Once: this one is open.
     Given(Transport),
     /// Over a WebSocket.
-    Url { url: String, silence: Option<Duration> },
+    Url { url: String, token: Option<Token>, silence: Option<Duration> },
 }
 
 /// What the handles and the task share.
@@ -353,10 +354,10 @@ impl Task {
     fn dial(&mut self, link: LinkId) {
         let dial = match self.dialler.take() {
             Some(Dialler::Given(transport)) => self.dials.spawn(async move { (link, Ok((transport, None))) }),
-            Some(Dialler::Url { url, silence }) => {
-                self.dialler = Some(Dialler::Url { url: url.clone(), silence });
+            Some(Dialler::Url { url, token, silence }) => {
+                self.dialler = Some(Dialler::Url { url: url.clone(), token: token.clone(), silence });
                 self.dials.spawn(async move {
-                    let dialled = dial::websocket(&url, silence).await;
+                    let dialled = dial::websocket(&url, token.as_ref(), silence).await;
                     (link, dialled.map(|(transport, carrier)| (transport, Some(carrier))))
                 })
             }

@@ -1,5 +1,6 @@
 //! What the operator decides. The environment is read here and nowhere else.
 
+use crate::listen::{Credential, token_directory};
 use portcullis_sandbox::policy::Policy;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -44,6 +45,12 @@ pub struct Config {
     pub spool_bytes: u64,
     /// The same for all processes of a session together.
     pub session_spool_bytes: u64,
+    /// What a listener asks of its clients.
+    pub credential: Credential,
+    /// Sockets of clients at a time, from accept to close; more are refused with status 503. At least 1.
+    pub connections: usize,
+    /// What the `Host` of a request may name beside addresses and `localhost`.
+    pub allowed_hosts: Vec<String>,
     /// After this long a file call is lost and its worker killed, so that one hung call stops nothing.
     pub fs_deadline: Duration,
     /// Where there are no namespaces, accept write policies for processes although nothing keeps them from protected metadata.
@@ -65,6 +72,9 @@ impl Config {
             paths,
             concurrent_requests: 64,
             retention: Duration::from_secs(90),
+            credential: Credential::default(),
+            connections: 4096,
+            allowed_hosts: Vec::new(),
             max_retention: Duration::from_secs(600),
             spool_bytes: 64 << 20,
             session_spool_bytes: 256 << 20,
@@ -74,6 +84,21 @@ impl Config {
             environment: std::env::vars_os().collect(),
             cwd: std::env::current_dir().unwrap_or_else(|_| PathBuf::from("/")),
         }
+    }
+
+    /// Where tokens are that open listeners of this user. No confined process gets to see them.
+    pub(crate) fn token_places(&self) -> Vec<PathBuf> {
+        let named = match &self.credential {
+            Credential::Generated { file } => file.clone(),
+            Credential::Capability(_) | Credential::SignedBearer(_) | Credential::Insecure => None,
+        };
+        let named = named.map(|file| self.cwd.join(file));
+        self.token_directory().into_iter().chain(named).collect()
+    }
+
+    /// Where servers of this user put their tokens.
+    pub(crate) fn token_directory(&self) -> Option<PathBuf> {
+        token_directory(self.variable("XDG_RUNTIME_DIR"), self.variable("HOME"))
     }
 
     /// A variable of the server's environment.

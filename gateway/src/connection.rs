@@ -27,6 +27,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 /// Calls that wait for a slot, beyond those that run. When there are as many the link is not read: the transport's own flow
@@ -42,7 +43,8 @@ const CONTROL: usize = 64;
 
 /// Serves one client until its link ends or the gateway closes.
 pub(crate) async fn run(core: Arc<Core>, link: Link, closing: CancellationToken) {
-    let Link { mut incoming, outgoing, mut answered, answers_pings, peer, resumable, doubt } = link;
+    let Link { mut incoming, outgoing, mut answered, answers_pings, peer, resumable, doubt, handshake } = link;
+    let handshake_ends = handshake.map(|time| (time, Instant::now() + time));
     let disk = Disk { blocking: Blocking::new(), deadline: core.config.fs_deadline };
     let slots = core.config.concurrent_requests.max(1);
     let policies = Policies::new(core.machine.clone(), core.ceiling.clone());
@@ -79,6 +81,11 @@ pub(crate) async fn run(core: Arc<Core>, link: Link, closing: CancellationToken)
                 let _link_full_or_gone = connection.outgoing.try_send(close);
                 break;
             }
+            time = overdue(handshake_ends), if !connection.handshake.is_done() => {
+                let reason = format!("no initialize and initialized within {} s", time.as_secs());
+                let _link_full_or_gone = connection.outgoing.try_send(Outgoing::Close { code: 1008, reason });
+                break;
+            }
             Some(_ended) = connection.calls.join_next() => connection.go_on().await,
             Some(_ended) = connection.control.join_next() => {}
             // Before the messages, which may wait for what this makes room for.
@@ -97,6 +104,17 @@ pub(crate) async fn run(core: Arc<Core>, link: Link, closing: CancellationToken)
         }
     }
     connection.end(resumable).await;
+}
+
+/// Waits until it is too late, and answers how much time there was.
+async fn overdue(ends: Option<(Duration, Instant)>) -> Duration {
+    match ends {
+        Some((time, at)) => {
+            sleep_until(at).await;
+            time
+        }
+        None => std::future::pending().await,
+    }
 }
 
 struct Connection {

@@ -13,7 +13,8 @@ use crate::registry::Registry;
 use crate::reply;
 use crate::session::{self, Command, SessionConfig, SessionHandle, SpoolLimits, Turn};
 use portcullis_protocol::environment::{Enforcement, EnvironmentInfo};
-use portcullis_protocol::helper::HIDDEN_FLAG;
+use portcullis_protocol::helper::{HIDDEN_FLAG, NamespaceLayer};
+use portcullis_protocol::path::AbsolutePath;
 use portcullis_protocol::process::StartParams;
 use portcullis_protocol::rpc::{RpcError, code};
 use portcullis_sandbox::policy::Policy;
@@ -65,6 +66,8 @@ pub(crate) struct Core {
     /// What no request may exceed.
     pub(crate) ceiling: Option<Named>,
     pub(crate) environment: EnvironmentInfo,
+    /// Where tokens are that open listeners of this user.
+    tokens: Vec<AbsolutePath>,
     /// What can be enforced here, as found at the start.
     pub(crate) enforcement: Enforcement,
     pub(crate) registry: Registry,
@@ -119,6 +122,7 @@ impl Gateway {
             machine: Machine::here(config.variable("TMPDIR")),
             ceiling: config.ceiling.clone().map(Named::new),
             environment: environment::describe(&config),
+            tokens: config.token_places().iter().filter_map(|place| AbsolutePath::new(place).ok()).collect(),
             enforcement: report::enforcement(spawner.namespaces()),
             registry: Registry::default(),
             pool: pool.clone(),
@@ -210,12 +214,25 @@ impl Core {
         let mut open = report::process_gaps(&named.policy, self.spawner.namespaces());
         open.retain(|gap| !(gap.waivable && self.config.allow_unprotected_metadata));
         if open.is_empty() {
-            Ok(Some(named.policy))
+            Ok(Some(self.without_tokens(named.policy)))
         } else {
             Err(refused(format!(
                 "the policy cannot be enforced on a process here, nothing was started: {}",
                 report::describe(&open)
             )))
+        }
+    }
+}
+
+impl Core {
+    /// A process must not find what opens the gateway's own listener, for itself or for another one. Without namespaces nothing
+    /// can be taken out of what may be read; there the listener refuses whatever the gateway started.
+    fn without_tokens(&self, policy: Arc<Policy>) -> Arc<Policy> {
+        match self.spawner.namespaces() {
+            NamespaceLayer::Available { .. } => {
+                Arc::new(self.tokens.iter().fold(Policy::clone(&policy), |policy, place| policy.hiding(place)))
+            }
+            NamespaceLayer::Unavailable { .. } => policy,
         }
     }
 }

@@ -31,6 +31,11 @@ impl Handshake {
         }
     }
 
+    /// Whether `initialized` came.
+    pub(crate) fn is_done(self) -> bool {
+        self == Self::Ready
+    }
+
     /// `initialize` succeeded.
     pub(crate) fn attached(&mut self) {
         *self = Self::Attached;

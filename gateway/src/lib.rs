@@ -32,4 +32,7 @@ pub use crate::budget::Charge;
 pub use crate::config::{Config, ExecServerRuntimePaths};
 pub use crate::core::{Gateway, Readiness, StartError};
 pub use crate::link::{ConnectionEnded, Inlet, Link, LinkEnd, Outgoing};
-pub use crate::listen::{DEFAULT_LISTEN_URL, ExecServerListenUrlParseError, ListenError, ListenUrl, run_main, serve};
+pub use crate::listen::{
+    Credential, DEFAULT_LISTEN_URL, ExecServerListenUrlParseError, ListenError, ListenUrl, SecretTooShort, SignedBearer,
+    run_main, serve, token_path,
+};

@@ -2,6 +2,7 @@
 
 use crate::budget::{Budget, Charge};
 use bytes::Bytes;
+use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 
 /// Messages that wait in one direction. A client that reads nothing holds up its own calls once they are this many, and
@@ -28,6 +29,8 @@ pub struct Link {
     /// Whether the session may outlive this link: no on stdio, whose client cannot come back.
     pub(crate) resumable: bool,
     pub(crate) doubt: Doubt,
+    /// How long its client may take for the handshake; none: as long as it likes.
+    pub(crate) handshake: Option<Duration>,
 }
 
 /// Raised when somebody else wants what the client of a link has: the client may be gone without a word, and a transport that
@@ -133,6 +136,7 @@ impl Link {
             peer: peer.into(),
             resumable,
             doubt: Doubt(doubt),
+            handshake: None,
         };
         let inlet = Inlet { messages, answered, budget: Budget::new(INCOMING_BYTES) };
         (link, LinkEnd { incoming: inlet, outgoing: from_gateway, doubts })

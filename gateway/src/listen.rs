@@ -1,20 +1,24 @@
 //! The listener: where clients reach the gateway.
 
+mod accept;
 mod carry;
+mod credential;
+mod host;
+mod token;
 
+pub use self::credential::{Credential, SecretTooShort, SignedBearer};
+pub(crate) use self::token::token_directory;
+pub use self::token::token_path;
+
+use self::accept::{FRAME, MESSAGE, Serving, Upgraded};
 use self::carry::carry;
+use self::credential::Guard;
+use self::token::TokenFile;
 use crate::config::{Config, ExecServerRuntimePaths};
-use crate::core::{Gateway, Readiness, StartError};
+use crate::core::{Gateway, StartError};
 use crate::link::Link;
 use crate::peer::Peers;
 use crate::stdio;
-use axum::Router;
-use axum::extract::ws::{WebSocket, WebSocketUpgrade};
-use axum::extract::{ConnectInfo, Request, State};
-use axum::http::{StatusCode, header};
-use axum::middleware::{self, Next};
-use axum::response::{IntoResponse as _, Response};
-use axum::routing::{any, get};
 use std::io::{self, Write as _};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -27,12 +31,8 @@ use tokio_util::sync::CancellationToken;
 /// Where a server listens unless it is told otherwise: loopback, on a port of the system's choice.
 pub const DEFAULT_LISTEN_URL: &str = "ws://127.0.0.1:0";
 
-/// Bytes of one WebSocket frame, and of one message in several.
-const FRAME: usize = 16 << 20;
-const MESSAGE: usize = 64 << 20;
-/// Bytes that are read from a socket at a time. Each connection holds as many, also while it is idle: with 128 KiB that was most
-/// of its memory, and a message of 1 MiB is no faster for it.
-const READ_BUFFER: usize = 8 << 10;
+/// How long a client may take from its upgrade to `initialized`.
+const HANDSHAKE: Duration = Duration::from_secs(10);
 /// How long open HTTP exchanges may hold up the end, and a client's unread messages the end of its connection.
 const STRAGGLERS: Duration = Duration::from_secs(1);
 /// Upgraded sockets on their way to the gateway.
@@ -81,9 +81,9 @@ pub enum ListenError {
     /// The URL.
     #[error(transparent)]
     Url(#[from] ExecServerListenUrlParseError),
-    /// The address is reachable from other machines, and this version asks clients for no credential.
+    /// The address is reachable from other machines, and clients would give no credential.
     #[error(
-        "listen on {0}: only loopback addresses are allowed, since this version asks clients for no credential; listen on 127.0.0.1 or [::1] and forward the port"
+        "listen on {0}: without a credential only loopback addresses are allowed; leave --insecure-no-auth out, or listen on 127.0.0.1 or [::1]"
     )]
     NotLoopback(SocketAddr),
     /// The system said no.
@@ -152,7 +152,7 @@ async fn serve_stdio(config: Config, stop: &CancellationToken) -> Result<(), Lis
 }
 
 async fn serve_websocket(address: SocketAddr, config: Config, stop: &CancellationToken) -> Result<(), ListenError> {
-    if !address.ip().is_loopback() {
+    if !address.ip().is_loopback() && matches!(config.credential, Credential::Insecure) {
         return Err(ListenError::NotLoopback(address));
     }
     let failed = |attempt: &str| {
@@ -161,103 +161,107 @@ async fn serve_websocket(address: SocketAddr, config: Config, stop: &Cancellatio
     };
     let listener = TcpListener::bind(address).await.map_err(failed("listen on"))?;
     let local = listener.local_addr().map_err(failed("listen on"))?;
+    let (guard, token_files) = guard(&config, local)?;
+    let (connections, hosts) = (config.connections, Arc::from(config.allowed_hosts.clone()));
     let clients_decide = config.ceiling.is_none();
     let gateway = Gateway::start(config).await?;
+    let peers = address.ip().is_loopback().then(|| gateway.peers(local));
+    warn(local, &guard, clients_decide, peers.as_ref());
     let (upgrades, mut upgraded) = mpsc::channel(UPGRADES);
+    let serving = Serving { upgrades, readiness: gateway.readiness(), peers, guard, hosts, stop: stop.clone() };
+    let mut accepting = tokio::spawn(accept::run(listener, serving, connections));
     writeln!(io::stdout(), "ws://{local}").map_err(failed("say on standard output where to reach"))?;
-    let bound = if clients_decide {
-        "no operator's policy is set and clients give no credential: every program of this machine that reaches"
-    } else {
-        "clients give no credential: within the operator's policy, every program of this machine that reaches"
+    let mut sockets = tokio::task::JoinSet::new();
+    let begin = |Upgraded { socket, peer, place }: Upgraded, sockets: &mut tokio::task::JoinSet<()>| {
+        let (link, end) = Link::pair(format!("websocket JSON-RPC message from exec-server websocket {peer}"), true);
+        let link = Link { handshake: Some(HANDSHAKE), ..link.answering_pings() };
+        sockets.spawn(async move {
+            carry(socket, end).await;
+            drop(place);
+        });
+        link
     };
-    tracing::warn!("{bound} ws://{local} says itself what its requests may touch");
-    let peers = gateway.peers(local);
-    if let Err(reason) = peers.can_be_told() {
+    loop {
+        tokio::select! {
+            Some(one) = upgraded.recv() => {
+                let link = begin(one, &mut sockets);
+                gateway.accept(link).await;
+            }
+            Some(_ended) = sockets.join_next() => {}
+            () = stop.cancelled() => break,
+        }
+    }
+    // Who was told that the upgrade succeeds before the stop is served, and hears of the end like everybody else.
+    let fenced = async {
+        loop {
+            tokio::select! {
+                Some(one) = upgraded.recv() => {
+                    let link = begin(one, &mut sockets);
+                    gateway.accept(link).await;
+                }
+                _ended = &mut accepting => break,
+            }
+        }
+    };
+    let _half_open = tokio::time::timeout(STRAGGLERS, fenced).await;
+    accepting.abort();
+    gateway.shutdown().await;
+    let drained = async { while sockets.join_next().await.is_some() {} };
+    let _aborted_below = tokio::time::timeout(STRAGGLERS, drained).await;
+    sockets.shutdown().await;
+    drop(token_files);
+    Ok(())
+}
+
+/// What clients have to show, and the files that say so to those who belong. The files go when they are dropped.
+fn guard(config: &Config, local: SocketAddr) -> Result<(Guard, Vec<TokenFile>), ListenError> {
+    let file = match &config.credential {
+        Credential::Insecure => return Ok((Guard::Open, Vec::new())),
+        Credential::Capability(digest) => return Ok((Guard::Token(*digest, None), Vec::new())),
+        Credential::SignedBearer(rules) => return Ok((Guard::Signed(rules.clone()), Vec::new())),
+        Credential::Generated { file } => file,
+    };
+    let token = token::make().map_err(|source| ListenError::Io { attempt: "make a token".to_owned(), source })?;
+    let mut files = Vec::new();
+    if let Some(path) = file {
+        let failed = |source| ListenError::Io { attempt: format!("write the token to {}", path.display()), source };
+        files.push(TokenFile::write(path.clone(), &token).map_err(failed)?);
+    }
+    // For clients of this user on this machine. That it cannot be written is no reason to serve nobody.
+    let found = config.token_directory().map(|directory| token::in_directory(&directory, local.port()));
+    match found.map(|path| TokenFile::write_in_directory(path, &token)) {
+        Some(Ok(file)) => files.push(file),
+        Some(Err(error)) => tracing::warn!("clients of this user do not find the token by themselves: {error}"),
+        None => {}
+    }
+    let places: Vec<String> = files.iter().map(|file| file.path().display().to_string()).collect();
+    let place = if places.is_empty() { "on its standard error".to_owned() } else { format!("in {}", places.join(" and ")) };
+    if file.is_none() {
+        // Not by the log, which may go anywhere.
+        let told = writeln!(io::stderr(), "token: {token}");
+        told.map_err(|source| ListenError::Io { attempt: "say the token on standard error".to_owned(), source })?;
+    }
+    let hint = format!("send `Authorization: Bearer TOKEN`; the server put its token {place}");
+    Ok((Guard::Token(credential::digest_of(&token), Some(hint)), files))
+}
+
+/// Says what the operator should know of who may ask for what.
+fn warn(local: SocketAddr, guard: &Guard, clients_decide: bool, peers: Option<&Peers>) {
+    match (guard, clients_decide) {
+        (Guard::Open, true) => tracing::warn!(
+            "no operator's policy is set and clients give no credential: every program of this machine that reaches ws://{local} says itself what its requests may touch"
+        ),
+        (Guard::Open, false) => tracing::warn!(
+            "clients give no credential: within the operator's policy, every program of this machine that reaches ws://{local} says itself what its requests may touch"
+        ),
+        (_, true) => tracing::warn!("no operator's policy is set: clients themselves say what their requests may touch"),
+        (_, false) => {}
+    }
+    if let Some(Err(reason)) = peers.map(Peers::can_be_told) {
         tracing::warn!(
             "whose connection is whose cannot be told on this machine ({reason}): once a confined process with network was started, no new connection is served; offer sock_diag (CONFIG_INET_DIAG) and /proc to the gateway"
         );
     }
-    let listener = axum::serve::ListenerExt::tap_io(listener, |socket| {
-        // Without this a reply and the notification behind it wait 40 ms for the client's delayed acknowledgement.
-        if let Err(error) = socket.set_nodelay(true) {
-            tracing::debug!("TCP_NODELAY: {error}");
-        }
-    });
-    let app = routes(Serving { upgrades: Arc::new(upgrades), readiness: gateway.readiness(), peers })
-        .into_make_service_with_connect_info::<SocketAddr>();
-    let server = axum::serve(listener, app).with_graceful_shutdown(stop.clone().cancelled_owned());
-    let mut server = tokio::spawn(server.into_future());
-    let mut sockets = tokio::task::JoinSet::new();
-    let ended = loop {
-        tokio::select! {
-            ended = &mut server => break Some(ended),
-            Some(Upgraded { socket, peer }) = upgraded.recv() => {
-                let (link, end) = Link::pair(format!("websocket JSON-RPC message from exec-server websocket {peer}"), true);
-                gateway.accept(link.answering_pings()).await;
-                sockets.spawn(carry(socket, end));
-            }
-            Some(_ended) = sockets.join_next() => {}
-            () = stop.cancelled() => break None,
-        }
-    };
-    gateway.shutdown().await;
-    let ended = match ended {
-        Some(ended) => Some(ended),
-        None => tokio::time::timeout(STRAGGLERS, &mut server).await.ok(),
-    };
-    server.abort();
-    let drained = async { while sockets.join_next().await.is_some() {} };
-    let _aborted_below = tokio::time::timeout(STRAGGLERS, drained).await;
-    sockets.shutdown().await;
-    match ended {
-        Some(Ok(Err(source))) => Err(failed("accept on")(source)),
-        _ => Ok(()),
-    }
-}
-
-#[derive(Debug)]
-struct Upgraded {
-    socket: WebSocket,
-    peer: SocketAddr,
-}
-
-/// What requests need.
-#[derive(Debug, Clone)]
-struct Serving {
-    upgrades: Arc<mpsc::Sender<Upgraded>>,
-    readiness: Readiness,
-    peers: Peers,
-}
-
-fn routes(serving: Serving) -> Router {
-    Router::new()
-        .route("/readyz", get(ready))
-        .route("/livez", get(StatusCode::OK))
-        .route("/", any(upgrade))
-        .layer(middleware::from_fn(refuse_browsers))
-        .with_state(serving)
-}
-
-async fn ready(State(serving): State<Serving>) -> StatusCode {
-    if serving.readiness.is_ready() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }
-}
-
-/// Browsers send an Origin, programs do not: a web page must not reach a gateway on its reader's machine.
-async fn refuse_browsers(request: Request, next: Next) -> Response {
-    if request.headers().contains_key(header::ORIGIN) { StatusCode::FORBIDDEN.into_response() } else { next.run(request).await }
-}
-
-async fn upgrade(
-    State(serving): State<Serving>,
-    ConnectInfo(peer): ConnectInfo<SocketAddr>,
-    upgrade: WebSocketUpgrade,
-) -> Response {
-    if let Err(error) = serving.peers.admit(peer).await {
-        return (StatusCode::FORBIDDEN, format!("{error}\n")).into_response();
-    }
-    upgrade.max_frame_size(FRAME).max_message_size(MESSAGE).read_buffer_size(READ_BUFFER).on_upgrade(move |socket| async move {
-        let _shutting_down = serving.upgrades.send(Upgraded { socket, peer }).await;
-    })
 }
 
 #[cfg(test)]

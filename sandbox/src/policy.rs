@@ -242,6 +242,18 @@ impl Policy {
         Ok(Self { files, network })
     }
 
+    /// The same policy without this place and everything below it, whatever its entries say; if it restricts files at all. What
+    /// is not there when the policy is enforced is not hidden.
+    #[must_use]
+    pub fn hiding(mut self, path: &AbsolutePath) -> Self {
+        if let Files::Restricted(GrantSets { first, .. }) = &mut self.files {
+            first.entries.retain(|entry| !entry.path.as_path().starts_with(path.as_path()));
+            let at = first.entries.partition_point(|entry| entry.path < *path);
+            first.entries.insert(at, Grant { path: path.clone(), access: Access::Deny, skip_missing: true });
+        }
+        self
+    }
+
     /// Names the policy: equal hashes mean equal policies.
     #[must_use]
     pub fn hash(&self) -> PolicyHash {
@@ -344,6 +356,26 @@ mod tests {
 
     fn restricted(grants: Grants) -> Policy {
         Policy { files: Files::Restricted(grants.into()), network: Network::Restricted }
+    }
+
+    #[test]
+    fn what_is_hidden_is_denied_with_all_below_it() {
+        let path = |text: &str| AbsolutePath::new(text).unwrap();
+        let entries = ["/", "/run", "/run/own/x", "/run/owner", "/zz"].map(|text| Grant::new(path(text), Access::Write));
+        let grants = Grants::new(entries.to_vec(), Vec::new()).unwrap();
+        let policy = Policy { files: Files::Restricted(grants.into()), network: Network::Restricted };
+        let hidden = policy.hiding(&path("/run/own"));
+        let got: Vec<(String, Access)> =
+            hidden.files.sets().flat_map(|set| &set.entries).map(|entry| (entry.path.to_string(), entry.access)).collect();
+        let expect = [
+            ("/", Access::Write),
+            ("/run", Access::Write),
+            ("/run/own", Access::Deny),
+            ("/run/owner", Access::Write),
+            ("/zz", Access::Write),
+        ];
+        assert_eq!(got, expect.map(|(path, access)| (path.to_owned(), access)));
+        assert_eq!(Policy::decode(&hidden.encode()).unwrap(), hidden, "in canonical form");
     }
 
     #[test]

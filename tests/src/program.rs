@@ -7,6 +7,9 @@ use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::time::timeout;
 
+/// A server that asks for no credential: most tests are not about that.
+const OPEN: [&str; 2] = ["serve", "--insecure-no-auth"];
+
 /// An executable that was built beside the running test.
 ///
 /// # Panics
@@ -119,17 +122,17 @@ pub struct Server {
 impl Server {
     /// Starts one that can hold every policy it accepts.
     pub async fn start() -> Self {
-        Self::with(portcullis(&["serve"])).await
+        Self::with(portcullis(&OPEN)).await
     }
 
     /// Starts one with more arguments.
     pub async fn with_arguments(arguments: &[&str]) -> Self {
-        Self::with(portcullis(&[&["serve"], arguments].concat())).await
+        Self::with(portcullis(&[&OPEN, arguments].concat())).await
     }
 
     /// Starts one with more arguments on a machine that offers less.
     pub async fn without(things: &[&str], arguments: &[&str]) -> Self {
-        Self::with(without(things, &executable("portcullis"), &[&["serve"], arguments].concat())).await
+        Self::with(without(things, &executable("portcullis"), &[&OPEN, arguments].concat())).await
     }
 
     /// Starts one from a command of the test's choice.

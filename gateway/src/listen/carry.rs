@@ -89,7 +89,7 @@ async fn write(
 ) {
     let mut ping = interval_at(Instant::now() + PING, PING);
     ping.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut doubt_again = Instant::now();
+    let (mut doubt_again, mut has_reader_ended) = (Instant::now(), false);
     loop {
         let mut room = None;
         let message = tokio::select! {
@@ -112,9 +112,13 @@ async fn write(
                 doubt_again = Instant::now() + DOUBT;
                 Message::Ping(Bytes::new())
             }
-            offence = &mut reader_ended => match offence {
+            offence = &mut reader_ended, if !has_reader_ended => match offence {
                 Ok(Some((code, reason))) => close(code, reason),
-                Ok(None) | Err(_) => return,
+                // Where it is we who end, the last word is in line already; where the client is gone, sending soon fails.
+                Ok(None) | Err(_) => {
+                    has_reader_ended = true;
+                    continue;
+                }
             },
         };
         let is_last = matches!(message, Message::Close(_));

@@ -73,7 +73,7 @@ async fn kill_9_of_the_gateway_ends_every_child() {
 
 #[tokio::test]
 async fn standard_output_carries_the_url_and_nothing_else() {
-    let mut server = Server::with(portcullis(&["serve", "--listen", "ws://127.0.0.1:0"])).await;
+    let mut server = Server::with(portcullis(&["serve", "--insecure-no-auth", "--listen", "ws://127.0.0.1:0"])).await;
     assert!(server.url.strip_prefix("ws://127.0.0.1:").unwrap().parse::<u16>().unwrap() > 0);
     server.program.signal(rustix::process::Signal::INT);
     assert_eq!(server.program.wait().await, 0);

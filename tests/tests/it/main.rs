@@ -4,6 +4,7 @@
 
 mod ceiling;
 mod client;
+mod credential;
 mod degraded;
 mod denials;
 mod embed;

@@ -149,7 +149,7 @@ async fn tmpdir_is_the_servers_own() {
     for directory in ["ws", "servers", "requests"] {
         place.directory(directory);
     }
-    let mut command = portcullis(&["serve"]);
+    let mut command = portcullis(&["serve", "--insecure-no-auth"]);
     command.env("TMPDIR", place.path("servers"));
     let server = Server::with(command).await;
     let mut client = Client::connect(&server).await;

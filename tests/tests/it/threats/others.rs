@@ -80,10 +80,12 @@ async fn secrets_of_the_server_are_not_found_from_inside() {
     let place = Place::new();
     place.put("ws/kept", "kept");
     let serve = executable("portcullis");
-    let bare = ["serve", "--allow-unprotected-metadata"];
+    let bare = ["serve", "--insecure-no-auth", "--allow-unprotected-metadata"];
     // The name looks like no secret, so that nothing but the sandbox keeps it; a descriptor is left open in the server.
     let script = format!("exec 9<{}/ws/kept; exec \"$@\"", place.path("").display());
-    for (command, which) in [(portcullis(&["serve"]), "with"), (without(&["namespaces"], &serve, &bare), "without")] {
+    for (command, which) in
+        [(portcullis(&["serve", "--insecure-no-auth"]), "with"), (without(&["namespaces"], &serve, &bare), "without")]
+    {
         let inner = command.as_std();
         let mut shell = tokio::process::Command::new("/bin/sh");
         shell.args(["-c", &script, "sh"]).arg(inner.get_program()).args(inner.get_args()).kill_on_drop(true);

@@ -1,0 +1,256 @@
+//! Who may connect: what a client has to show before its socket becomes a connection.
+
+use axum::http::{HeaderMap, header};
+use jsonwebtoken::errors::ErrorKind;
+use jsonwebtoken::{Algorithm, DecodingKey, Validation};
+use serde::Deserialize;
+use sha2::{Digest as _, Sha256};
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+use subtle::ConstantTimeEq as _;
+
+/// Bytes of a shared secret at least: fewer can be guessed from one token.
+const SHORTEST_SECRET: usize = 32;
+
+/// What a listener asks of its clients.
+#[derive(Debug, Clone)]
+pub enum Credential {
+    /// A token that is made at the start.
+    Generated {
+        /// Where it goes, with mode 0600; none: it is said on standard error. In either case it goes also to where
+        /// [`crate::token_path`] says, so that clients of the same user on this machine find it.
+        file: Option<PathBuf>,
+    },
+    /// A token whose SHA-256 is this.
+    Capability([u8; 32]),
+    /// Tokens that somebody signed who shares a secret with the server.
+    SignedBearer(SignedBearer),
+    /// Nothing: every program that reaches the port is served. On loopback only.
+    Insecure,
+}
+
+impl Credential {
+    /// This one token.
+    #[must_use]
+    pub fn token(token: &str) -> Self {
+        Self::Capability(digest_of(token))
+    }
+}
+
+impl Default for Credential {
+    fn default() -> Self {
+        Self::Generated { file: None }
+    }
+}
+
+/// Rules of signed tokens: JWT (RFC 7519) with HS256.
+#[derive(Clone)]
+pub struct SignedBearer {
+    secret: Vec<u8>,
+    /// What `iss` must be, if it matters.
+    pub issuer: Option<String>,
+    /// What `aud` must be or hold, if it matters.
+    pub audience: Option<String>,
+    /// How far the clocks may be apart.
+    pub skew: Duration,
+}
+
+/// The secret is too short.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("a shared secret of {0} bytes: at least {SHORTEST_SECRET} are needed")]
+pub struct SecretTooShort(usize);
+
+impl SignedBearer {
+    /// Tokens signed with this secret, from anybody, for anybody, by clocks that are 30 seconds apart at most.
+    ///
+    /// # Errors
+    /// The secret has fewer than 32 bytes.
+    pub fn new(secret: Vec<u8>) -> Result<Self, SecretTooShort> {
+        if secret.len() < SHORTEST_SECRET {
+            return Err(SecretTooShort(secret.len()));
+        }
+        Ok(Self { secret, issuer: None, audience: None, skew: Duration::from_secs(30) })
+    }
+}
+
+impl fmt::Debug for SignedBearer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { secret: _, issuer, audience, skew } = self;
+        f.debug_struct("SignedBearer")
+            .field("issuer", issuer)
+            .field("audience", audience)
+            .field("skew", skew)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A credential as the running listener checks it.
+#[derive(Debug, Clone)]
+pub(super) enum Guard {
+    Open,
+    /// The digest, and what a client is told that has no token.
+    Token([u8; 32], Option<String>),
+    Signed(SignedBearer),
+}
+
+impl Guard {
+    /// Whether these headers show what is asked for; otherwise what to answer with status 401.
+    pub(super) fn admit(&self, headers: &HeaderMap) -> Result<(), String> {
+        let hint = |text: &str| match self {
+            Self::Token(_, Some(hint)) => format!("{text}: {hint}"),
+            Self::Open | Self::Token(_, None) | Self::Signed(_) => text.to_owned(),
+        };
+        if matches!(self, Self::Open) {
+            return Ok(());
+        }
+        let Some(value) = headers.get(header::AUTHORIZATION) else { return Err(hint("missing websocket bearer token")) };
+        let token = value.to_str().ok().and_then(bearer).ok_or_else(|| hint("invalid authorization header"))?;
+        match self {
+            Self::Open => Ok(()),
+            Self::Token(digest, _) if bool::from(digest_of(token).ct_eq(digest)) => Ok(()),
+            Self::Token(..) => Err(hint("invalid websocket bearer token")),
+            Self::Signed(rules) => rules.check(token).map_err(str::to_owned),
+        }
+    }
+}
+
+/// What a token is compared by.
+pub(super) fn digest_of(token: &str) -> [u8; 32] {
+    Sha256::digest(token).into()
+}
+
+/// The token of `Bearer TOKEN`; the scheme is written as one likes.
+fn bearer(value: &str) -> Option<&str> {
+    let (scheme, token) = value.split_once(' ')?;
+    let token = token.trim();
+    (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then_some(token)
+}
+
+impl SignedBearer {
+    fn check(&self, token: &str) -> Result<(), &'static str> {
+        #[derive(Deserialize)]
+        struct Claims {}
+        let mut rules = Validation::new(Algorithm::HS256);
+        rules.set_required_spec_claims(&["exp"]);
+        rules.leeway = self.skew.as_secs();
+        rules.validate_nbf = true;
+        // Where nothing is asked of it, an audience in the token changes nothing.
+        rules.validate_aud = self.audience.is_some();
+        if let Some(audience) = &self.audience {
+            rules.set_audience(&[audience]);
+            rules.required_spec_claims.insert("aud".to_owned());
+        }
+        if let Some(issuer) = &self.issuer {
+            rules.set_issuer(&[issuer]);
+            rules.required_spec_claims.insert("iss".to_owned());
+        }
+        let checked = jsonwebtoken::decode::<Claims>(token, &DecodingKey::from_secret(&self.secret), &rules);
+        checked.map(|_claims| ()).map_err(|error| match error.kind() {
+            ErrorKind::ExpiredSignature => "expired websocket jwt",
+            ErrorKind::ImmatureSignature => "websocket jwt is not valid yet",
+            ErrorKind::InvalidIssuer => "websocket jwt issuer mismatch",
+            ErrorKind::InvalidAudience => "websocket jwt audience mismatch",
+            ErrorKind::MissingRequiredClaim(claim) if claim == "iss" => "websocket jwt issuer mismatch",
+            ErrorKind::MissingRequiredClaim(claim) if claim == "aud" => "websocket jwt audience mismatch",
+            _ => "invalid websocket jwt",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::http::HeaderValue;
+    use jsonwebtoken::{EncodingKey, Header};
+    use serde_json::{Value, json};
+    use std::time::{SystemTime, UNIX_EPOCH};
+
+    fn headers(authorization: Option<&str>) -> HeaderMap {
+        let value = authorization.map(|value| (header::AUTHORIZATION, HeaderValue::from_str(value).unwrap()));
+        value.into_iter().collect()
+    }
+
+    #[track_caller]
+    fn check(guard: &Guard, authorization: Option<&str>, expect: Result<(), &str>) {
+        let got = guard.admit(&headers(authorization));
+        assert_eq!(got.as_ref().map_err(String::as_str).copied(), expect, "{authorization:?}");
+    }
+
+    #[test]
+    fn a_token_opens_and_nothing_else_does() {
+        let guard = Guard::Token(digest_of("tok"), None);
+        for right in ["Bearer tok", "bearer tok", "BEARER  tok "] {
+            check(&guard, Some(right), Ok(()));
+        }
+        check(&guard, None, Err("missing websocket bearer token"));
+        for other in ["Bearer bad", "Bearer toc", "Bearer tok tok", "Bearer Tok"] {
+            check(&guard, Some(other), Err("invalid websocket bearer token"));
+        }
+        for form in ["Basic tok", "tok", "Bearer", "Bearer ", ""] {
+            check(&guard, Some(form), Err("invalid authorization header"));
+        }
+        let told = Guard::Token(digest_of("tok"), Some("it is there".to_owned()));
+        check(&told, None, Err("missing websocket bearer token: it is there"));
+        check(&Guard::Open, None, Ok(()));
+    }
+
+    fn now() -> i64 {
+        i64::try_from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs()).unwrap()
+    }
+
+    fn signed(algorithm: Algorithm, secret: &[u8], claims: &Value) -> String {
+        let token = jsonwebtoken::encode(&Header::new(algorithm), claims, &EncodingKey::from_secret(secret)).unwrap();
+        format!("Bearer {token}")
+    }
+
+    #[test]
+    fn signed_tokens_hold_what_the_rules_ask() {
+        let secret = [b'k'; 40];
+        let plain = SignedBearer::new(secret.to_vec()).unwrap();
+        let strict = SignedBearer { issuer: Some("me".to_owned()), audience: Some("here".to_owned()), ..plain.clone() };
+        let now = now();
+        let (valid, invalid) = (Ok(()), Err("invalid websocket jwt"));
+        for (claims, expect) in [
+            (json!({"exp": now + 60}), valid),
+            (json!({"exp": now - 20}), valid),
+            (json!({"exp": now - 600}), Err("expired websocket jwt")),
+            (json!({}), invalid),
+            (json!({"exp": "soon"}), invalid),
+            (json!({"exp": now + 600, "nbf": now + 500}), Err("websocket jwt is not valid yet")),
+            (json!({"exp": now + 600, "nbf": now + 20}), valid),
+            (json!({"exp": now + 60, "iss": "other", "aud": "other"}), valid),
+        ] {
+            check(&Guard::Signed(plain.clone()), Some(&signed(Algorithm::HS256, &secret, &claims)), expect);
+        }
+        for (claims, expect) in [
+            (json!({"exp": now + 60, "iss": "me", "aud": "here"}), valid),
+            (json!({"exp": now + 60, "iss": "me", "aud": ["there", "here"]}), valid),
+            (json!({"exp": now + 60, "iss": "you", "aud": "here"}), Err("websocket jwt issuer mismatch")),
+            (json!({"exp": now + 60, "aud": "here"}), Err("websocket jwt issuer mismatch")),
+            (json!({"exp": now + 60, "iss": "me", "aud": ["there"]}), Err("websocket jwt audience mismatch")),
+            (json!({"exp": now + 60, "iss": "me"}), Err("websocket jwt audience mismatch")),
+        ] {
+            check(&Guard::Signed(strict.clone()), Some(&signed(Algorithm::HS256, &secret, &claims)), expect);
+        }
+        let claims = json!({"exp": now + 60});
+        let guard = Guard::Signed(plain);
+        check(&guard, Some(&signed(Algorithm::HS256, &[b'z'; 40], &claims)), invalid);
+        check(&guard, Some(&signed(Algorithm::HS384, &secret, &claims)), invalid);
+        // The algorithm `none`: header and claims without a signature.
+        let unsigned = format!("Bearer eyJhbGciOiJub25lIn0.{}.", "eyJleHAiOjk5OTk5OTk5OTl9");
+        check(&guard, Some(&unsigned), invalid);
+        check(&guard, Some("Bearer a.b.c"), invalid);
+        check(&guard, None, Err("missing websocket bearer token"));
+    }
+
+    #[test]
+    fn secrets_are_long_and_never_shown() {
+        assert_eq!(
+            SignedBearer::new(vec![b's'; 31]).unwrap_err().to_string(),
+            "a shared secret of 31 bytes: at least 32 are needed"
+        );
+        let shown = format!("{:?}", SignedBearer::new(vec![b's'; 32]).unwrap());
+        assert!(!shown.contains("ssss") && !shown.contains("115"), "{shown}");
+    }
+}
