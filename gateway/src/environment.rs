@@ -53,6 +53,7 @@ pub(crate) fn extensions(config: &Config) -> Extensions {
         file_operation_id: true,
         keep_handles: true,
         take_over: true,
+        process_bounds: true,
         max_retention_ms: u64::try_from(config.max_retention.as_millis()).unwrap_or(u64::MAX),
         process_events: true,
         process_acknowledge: true,

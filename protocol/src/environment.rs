@@ -86,6 +86,8 @@ pub struct Extensions {
     pub keep_handles: bool,
     /// `takeOver` of `initialize`.
     pub take_over: bool,
+    /// `stallMs` and `ceilingMs` of `process/start`, and `graceMs` of `process/terminate`.
+    pub process_bounds: bool,
     /// What `retentionMs` of `initialize` may ask for at most; 0 if it is not understood.
     pub max_retention_ms: u64,
 }

@@ -10,7 +10,7 @@ use crate::signal::Signal;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use std::collections::BTreeMap;
-use std::num::NonZeroU16;
+use std::num::{NonZeroU16, NonZeroU64};
 
 /// Parameters of `process/start`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -66,6 +66,13 @@ pub struct StartParams {
     /// What becomes of its output when there is no room for it and nobody is attached.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub when_full: Option<WhenFull>,
+    /// Stop it once nothing came of it or went to it for so many milliseconds: it is interrupted, and killed 5 seconds later. The
+    /// start itself may take no longer. At least 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stall_ms: Option<NonZeroU64>,
+    /// The same for all the time since the call. At least 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ceiling_ms: Option<NonZeroU64>,
 }
 
 impl StartParams {
@@ -91,6 +98,8 @@ impl StartParams {
             size: None,
             operation_id: None,
             when_full: None,
+            stall_ms: None,
+            ceiling_ms: None,
         }
     }
 }
@@ -303,6 +312,9 @@ pub struct CloseStdinParams {
 pub struct TerminateParams {
     /// The process.
     pub process_id: String,
+    /// Send SIGTERM first, and kill it so many milliseconds later if it still runs. Absent or 0: kill it at once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub grace_ms: Option<u64>,
 }
 
 /// Result of `process/terminate`.

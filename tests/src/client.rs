@@ -208,6 +208,12 @@ impl Client {
         self.events(id).await
     }
 
+    /// Runs a script that must end with this status.
+    pub async fn run_bounded(&mut self, place: &Place, id: &str, script: &str, more: Value, code: i64) {
+        let events = self.run(place, id, &["sh", "-c", script], more).await;
+        assert_eq!(events.code(), code, "{id}: {}", events.output(None));
+    }
+
     /// Waits for everything that happens to a process.
     pub async fn events(&mut self, id: &str) -> Events {
         let mut notices = Vec::new();

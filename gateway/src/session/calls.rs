@@ -1,5 +1,6 @@
 //! The calls of a session's client on its processes.
 
+use super::guard::{Bounds, Guard};
 use super::message::{Answer, Call, Output, Start};
 use super::operations::Come;
 use super::process::{Ended, Phase, Process, Starting, Unparked, Written};
@@ -9,12 +10,13 @@ use portcullis_protocol::process::{ListResult, Size, StartResult, TerminateResul
 use portcullis_protocol::rpc::{RpcError, code};
 use portcullis_protocol::signal::Signal;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Processes of a session that live; each costs a task, descriptors and a log.
 const LIVE: usize = 1024;
 
 impl State {
-    pub(super) fn start(&mut self, call: Call, start: Start) {
+    pub(super) fn start(&mut self, call: Call, start: Start, now: Instant) {
         if let Some(key) = self.keys.get(start.process.as_str()) {
             return self.repeat(call, *key, &start);
         }
@@ -33,6 +35,9 @@ impl State {
         let (key, id): (u64, Arc<str>) = (self.next_key, start.process.as_str().into());
         self.next_key += 1;
         self.keys.insert(Arc::clone(&id), key);
+        if start.bounds != Bounds::default() {
+            self.guards.insert(key, Guard::new(start.bounds, now));
+        }
         self.processes.insert(key, Process::starting(id, call, start, self.limits.process));
         self.outputs.push_back(Output::Launch { call, key });
     }
@@ -105,7 +110,7 @@ impl State {
         }
     }
 
-    pub(super) fn write(&mut self, call: Call, params: WriteParams) {
+    pub(super) fn write(&mut self, call: Call, params: WriteParams, now: Instant) {
         let WriteParams { process_id, chunk, write_id } = params;
         if write_id.is_empty() {
             let error = RpcError::new(code::INVALID_PARAMS, "writeId must not be empty");
@@ -119,6 +124,9 @@ impl State {
         }
         match process.input.write(call, write_id, chunk.0) {
             Written::Now(status, chunk) => {
+                if chunk.is_some() {
+                    self.guards.get_mut(&key).into_iter().for_each(|guard| guard.heard(now));
+                }
                 self.outputs.extend(chunk.map(|chunk| Output::Write { key, chunk }));
                 self.reply_status(call, status);
             }
@@ -185,10 +193,17 @@ impl State {
         self.reply(call, Answer::Done(Ok(())));
     }
 
-    pub(super) fn terminate(&mut self, call: Call, id: &str) {
-        let running = self.named(id).is_some_and(|(_, process)| process.is_live());
-        if let Some(key) = self.keys.get(id).copied() {
-            self.kill(key);
+    pub(super) fn terminate(&mut self, call: Call, id: &str, at: Instant, now: Instant) {
+        let named = self.named(id).map(|(key, process)| (key, process.is_live(), process.phase == Phase::Running));
+        let running = named.is_some_and(|(_, is_live, _)| is_live);
+        match named {
+            // One that does not run yet cannot tidy up, and what an ended one has left behind has had its time.
+            Some((key, _, true)) if at > now => {
+                self.guards.entry(key).or_insert_with(|| Guard::new(Bounds::default(), now)).ends(at);
+                self.outputs.push_back(Output::Signal { key, signal: Signal::TERMINATE });
+            }
+            Some((key, ..)) => self.kill(key),
+            None => {}
         }
         self.reply(call, Answer::Terminate(TerminateResult { running }));
     }

@@ -1,6 +1,7 @@
 //! What goes into a session's state and what comes out.
 
 use super::delivery::Proof;
+use super::guard::Bounds;
 use super::log::{Extent, Write};
 use crate::process::pump::Feed;
 use portcullis_protocol::helper::Enforced;
@@ -36,6 +37,7 @@ pub(super) struct Start {
     pub(super) at_ms: u64,
     /// What becomes of its output when there is no room for it and nobody is attached.
     pub(super) when_full: WhenFull,
+    pub(super) bounds: Bounds,
 }
 
 /// On what terms a connection takes a session.
@@ -149,6 +151,8 @@ pub(super) enum Input {
     Terminate {
         call: Call,
         process: String,
+        /// Between SIGTERM and SIGKILL; zero for SIGKILL at once.
+        grace: Duration,
     },
     Feed {
         key: u64,

@@ -6,6 +6,7 @@
 
 mod calls;
 mod delivery;
+mod guard;
 mod ledger;
 mod log;
 mod message;

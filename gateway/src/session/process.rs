@@ -298,11 +298,13 @@ impl Input {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::session::guard::Bounds;
     use portcullis_protocol::logged::WhenFull;
 
     fn process() -> Process {
         let when_full = WhenFull::Pause;
-        let start = Start { process: String::new(), tty: false, takes_input: true, operation: None, at_ms: 0, when_full };
+        let bounds = Bounds::default();
+        let start = Start { process: String::new(), tty: false, takes_input: true, operation: None, at_ms: 0, when_full, bounds };
         Process::starting("p".into(), 0, start, 0)
     }
 

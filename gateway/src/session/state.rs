@@ -1,6 +1,7 @@
 //! The state of a session. Sans-IO: `handle` takes what happened, `poll` gives what to do, `deadline` says when to call again.
 
 use super::delivery::{CATCH_UP, Delivery, Proof};
+use super::guard::{Due, Guard};
 use super::ledger::Ledger;
 use super::message::{Answer, Call, Input, Output, Retention, SpoolLimits, Terms};
 use super::operations::Operations;
@@ -10,14 +11,18 @@ use crate::process::pump::Feed;
 use portcullis_protocol::denial::Denials;
 use portcullis_protocol::event::Event;
 use portcullis_protocol::rpc::{RpcError, code};
+use portcullis_protocol::signal::Signal;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Closed processes that are remembered, and the bytes that their logs may hold together: beyond, the oldest is forgotten
 /// before its time.
 const CLOSED: usize = 4096;
 const CLOSED_BYTES: usize = 256 << 20;
+
+/// The longest grace that is taken literally.
+const LONGEST_GRACE: Duration = Duration::from_secs(86_400);
 
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Attachment {
@@ -42,6 +47,8 @@ pub(super) struct State {
     /// The operations that started a process: none starts a second one when the first is forgotten.
     pub(super) operations: Ledger,
     pub(super) changes: Operations,
+    /// Of the processes that are bounded in time, or told to end.
+    pub(super) guards: HashMap<u64, Guard>,
     pub(super) readers: Vec<Reader>,
     /// Pages that are not complete. The calls in flight of a connection bound them.
     pub(super) pages: HashMap<Call, Pending>,
@@ -67,6 +74,7 @@ impl State {
             keys: HashMap::new(),
             operations: Ledger::default(),
             changes: Operations::default(),
+            guards: HashMap::new(),
             readers: Vec::new(),
             pages: HashMap::new(),
             delivery: Delivery::default(),
@@ -87,7 +95,7 @@ impl State {
             Input::Detach { generation } => self.detach(generation, now),
             Input::Change { call, operation, digest } => self.change(call, operation, digest),
             Input::Changed { operation, outcome } => self.changed(operation, outcome),
-            Input::Start { call, start } => self.start(call, start),
+            Input::Start { call, start } => self.start(call, start, now),
             Input::Started { key, sandbox_type, enforcement } => self.started(key, sandbox_type, enforcement),
             Input::StartFailed { key, error } => self.start_failed(key, error),
             Input::Read { call, params } => self.read(call, &params, now),
@@ -97,12 +105,12 @@ impl State {
             Input::RoomReserved { call } => self.room_reserved(call),
             Input::SpoolWritten { key, is_written } => self.spool_written(key, is_written),
             Input::SpoolRead { call, slots } => self.spool_read(call, slots),
-            Input::Write { call, params } => self.write(call, params),
+            Input::Write { call, params } => self.write(call, params, now),
             Input::CloseStdin { call, process } => self.close_stdin(call, &process),
             Input::Resize { call, process, size } => self.resize(call, &process, size),
             Input::List { call } => self.list(call),
             Input::Signal { call, process, signal } => self.signal(call, &process, signal),
-            Input::Terminate { call, process } => self.terminate(call, &process),
+            Input::Terminate { call, process, grace } => self.terminate(call, &process, now + grace.min(LONGEST_GRACE), now),
             Input::Feed { key, feed } => self.feed(key, feed, now),
             Input::PumpLost { key } => self.pump_lost(key, now),
             Input::Timeout => {}
@@ -124,7 +132,8 @@ impl State {
         };
         let closed = self.closed.front().map(|(at, _)| *at);
         let readers = self.readers.iter().map(|reader| reader.deadline).min();
-        [attachment, closed, readers].into_iter().flatten().min()
+        let guards = self.guards.values().filter_map(Guard::deadline).min();
+        [attachment, closed, readers, guards].into_iter().flatten().min()
     }
 
     /// Whether a notification or a mark waits for a place in the connection's queue.
@@ -170,6 +179,7 @@ impl State {
                 self.forget(key);
             }
         }
+        self.watch(now);
         let (due, waiting) = std::mem::take(&mut self.readers).into_iter().partition(|reader| reader.deadline <= now);
         self.readers = waiting;
         self.answer_readers(due);
@@ -249,6 +259,8 @@ impl State {
         let Some(process) = self.processes.get_mut(&key) else { return };
         match feed {
             Feed::Output { stream, chunk } => {
+                self.guards.get_mut(&key).into_iter().for_each(|guard| guard.heard(now));
+                let Some(process) = self.processes.get_mut(&key) else { return };
                 process.received(chunk.len());
                 self.append(key, Event::Output { stream, chunk });
                 self.grant(key);
@@ -256,9 +268,11 @@ impl State {
             Feed::Exited { code, denials, failure } => {
                 let denials = Arc::new(denials);
                 process.phase = Phase::Exited(code);
-                process.failure = failure;
+                // What ended it from outside says more than how it ended.
+                process.failure = process.failure.take().or(failure);
                 process.denials = Arc::clone(&denials);
                 process.input.close();
+                self.guards.remove(&key);
                 self.append(key, Event::Exited { code, denials });
                 self.unpark(key);
             }
@@ -326,7 +340,25 @@ impl State {
         }
     }
 
+    /// Ends what has run out of its time.
+    fn watch(&mut self, now: Instant) {
+        let due: Vec<(u64, Due)> =
+            self.guards.iter_mut().filter_map(|(key, guard)| guard.due(now).map(|due| (*key, due))).collect();
+        for (key, due) in due {
+            match due {
+                Due::Kill => self.kill(key),
+                Due::Interrupt(reason) => {
+                    self.with(key, |process| process.failure = Some(reason));
+                    if self.processes.get(&key).is_some_and(|process| process.phase == Phase::Running) {
+                        self.outputs.push_back(Output::Signal { key, signal: Signal::INTERRUPT });
+                    }
+                }
+            }
+        }
+    }
+
     pub(super) fn forget(&mut self, key: u64) {
+        self.guards.remove(&key);
         if let Some(process) = self.processes.remove(&key) {
             self.keys.remove(&process.id);
             self.outputs.push_back(Output::Forget { key });

@@ -3,6 +3,7 @@
 mod attach;
 mod output;
 
+use super::guard::Bounds;
 use super::message::{Answer, Call, Input, Output, Retention, Start};
 use super::spool::{Done, Spools};
 use super::state::State;
@@ -23,6 +24,7 @@ use portcullis_protocol::process::{
 use portcullis_protocol::rpc::{RpcError, code};
 use portcullis_sandbox::policy::Policy;
 use std::collections::HashMap;
+use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::{mpsc, oneshot};
@@ -208,6 +210,7 @@ impl Task {
                     operation: params.operation_id.clone(),
                     at_ms: unix_ms(),
                     when_full: params.when_full.unwrap_or_default(),
+                    bounds: Bounds { stall: milliseconds(params.stall_ms), ceiling: milliseconds(params.ceiling_ms) },
                 };
                 (Caller::Prepare(params, policy, turn, reply), Input::Start { call, start })
             }
@@ -225,7 +228,8 @@ impl Task {
                 (Caller::Done(reply), Input::Signal { call, process, signal })
             }
             Command::Terminate { params, reply } => {
-                (Caller::Terminate(reply), Input::Terminate { call, process: params.process_id })
+                let grace = Duration::from_millis(params.grace_ms.unwrap_or(0));
+                (Caller::Terminate(reply), Input::Terminate { call, process: params.process_id, grace })
             }
             Command::Close => return self.handle(Input::Close),
         };
@@ -307,9 +311,9 @@ impl Task {
         match launch::prepare(Arc::clone(&self.id), &params, policy.as_deref(), *allow_unprotected, environment, shell) {
             Ok((launch, ends)) => {
                 let (spawner, wants_enforcement) = (self.spawner.clone(), params.enforcement);
+                let bounds = Bounds { stall: milliseconds(params.stall_ms), ceiling: milliseconds(params.ceiling_ms) };
                 self.starts.push(Box::pin(async move {
-                    turn.wait().await;
-                    let started = begin(&spawner, launch).await;
+                    let started = begin(&spawner, launch, turn, bounds.shortest()).await;
                     Begun { key, ends, started, wants_enforcement }
                 }));
             }
@@ -399,11 +403,27 @@ async fn reserve(connection: Option<&mpsc::Sender<Outgoing>>) -> bool {
     }
 }
 
-async fn begin(spawner: &Spawner, launch: Launch) -> Result<Child, LaunchError> {
-    timeout(START_DEADLINE, spawner.process(launch)).await.unwrap_or_else(|_| {
-        let text = format!("the process did not start within {} s and is killed if it does", START_DEADLINE.as_secs());
-        Err(LaunchError::Lost(text))
-    })
+/// Starts a process in its turn. The bounds of the process are bounds of its start too.
+async fn begin(spawner: &Spawner, launch: Launch, turn: Turn, bound: Option<Duration>) -> Result<Child, LaunchError> {
+    let start = async {
+        turn.wait().await;
+        let started = timeout(START_DEADLINE, spawner.process(launch)).await;
+        // Its turn ends when it runs, or never will.
+        drop(turn);
+        started.unwrap_or_else(|_| Err(late(START_DEADLINE)))
+    };
+    match bound {
+        Some(bound) => timeout(bound, start).await.unwrap_or_else(|_| Err(late(bound))),
+        None => start.await,
+    }
+}
+
+fn late(bound: Duration) -> LaunchError {
+    LaunchError::Lost(format!("the process did not start within {} s and is killed if it does", bound.as_secs_f64()))
+}
+
+fn milliseconds(bound: Option<NonZeroU64>) -> Option<Duration> {
+    bound.map(|bound| Duration::from_millis(bound.get()))
 }
 
 #[cfg(test)]

@@ -258,3 +258,39 @@ async fn a_start_that_is_sent_twice_at_once_has_one_answer() {
     client.events("p").await;
     assert_eq!(place.content("file"), "x\n");
 }
+
+#[tokio::test]
+async fn what_runs_out_of_its_time_is_stopped_and_says_why() {
+    let (server, place) = (Server::start().await, Place::new());
+    let mut client = Client::connect(&server).await;
+    for (kind, sandbox) in sandboxes() {
+        for (bound, script, code) in [
+            ("stallMs", "trap 'echo tidy; exit 3' INT; echo begun; while :; do sleep 0.05; done", 3),
+            ("ceilingMs", "trap 'echo tidy; exit 4' INT; while echo more; do sleep 0.05; done", 4),
+        ] {
+            let id = format!("{kind} {bound}");
+            client.run_bounded(&place, &id, script, json!({"sandbox": sandbox, bound: 400}), code).await;
+            let read = client.ok("process/read", json!({"processId": id})).await;
+            let failure = read["failure"].as_str().unwrap_or_else(|| panic!("{id}: {read}"));
+            assert!(failure.contains(bound) && failure.contains("400 ms"), "{failure}");
+        }
+        // The control: the same without a bound runs until it is ended.
+        let id = format!("{kind} free");
+        let script = "trap 'exit 5' TERM; echo begun; while :; do sleep 0.05; done";
+        client.start(&place, &id, &["sh", "-c", script], json!({"sandbox": sandbox})).await;
+        client.output(&id, "begun\n").await;
+        assert_eq!(client.ok("process/terminate", json!({"processId": id, "graceMs": 60_000})).await, json!({"running": true}));
+        assert_eq!(client.events(&id).await.code(), 5, "{kind}: it had its time to tidy up");
+        let id = format!("{kind} deaf");
+        client.start(&place, &id, &["sh", "-c", "trap '' TERM; echo begun; exec sleep 600"], json!({"sandbox": sandbox})).await;
+        client.output(&id, "begun\n").await;
+        client.ok("process/terminate", json!({"processId": id, "graceMs": 100})).await;
+        assert_eq!(client.events(&id).await.code(), 137, "{kind}: and it is over then");
+    }
+    for wrong in [json!({"stallMs": 0}), json!({"ceilingMs": -1}), json!({"stallMs": 1.5}), json!({"ceilingMs": "9"})] {
+        let params = Client::start_params(&place, "wrong", &["true"]);
+        let mut params = params.as_object().unwrap().clone();
+        params.extend(wrong.as_object().unwrap().clone());
+        assert_eq!(client.refused("process/start", Value::Object(params)).await.code, -32602, "{wrong}");
+    }
+}

@@ -1,5 +1,6 @@
 use super::*;
 use crate::helper::spawner::fake;
+use crate::session::guard::Bounds;
 use crate::session::message::Start;
 use portcullis_protocol::base64::Chunk;
 use portcullis_protocol::event::Stream;
@@ -14,6 +15,7 @@ use std::num::NonZeroU16;
 use std::time::Duration;
 
 mod attach;
+mod bounds;
 
 const RETENTION: Duration = Duration::from_secs(90);
 
@@ -24,6 +26,8 @@ struct Harness {
     next_call: Call,
     answers: BTreeMap<Call, Answer>,
     outputs: Vec<Output>,
+    /// Of the processes that are started.
+    bounds: Bounds,
 }
 
 impl Harness {
@@ -36,6 +40,7 @@ impl Harness {
             next_call: 0,
             answers: BTreeMap::new(),
             outputs: Vec::new(),
+            bounds: Bounds::default(),
         }
     }
 
@@ -85,8 +90,15 @@ impl Harness {
 
     fn begin_with(&mut self, process: &str, operation: Option<&str>, tty: bool) -> (Call, Option<u64>) {
         let operation = operation.map(str::to_owned);
-        let start =
-            Start { process: process.to_owned(), tty, takes_input: true, operation, at_ms: 7, when_full: WhenFull::Pause };
+        let start = Start {
+            process: process.to_owned(),
+            tty,
+            takes_input: true,
+            operation,
+            at_ms: 7,
+            when_full: WhenFull::Pause,
+            bounds: self.bounds,
+        };
         let call = self.call(|call| Input::Start { call, start });
         let key = self.outputs.iter().find_map(|output| match output {
             Output::Launch { call: of, key } if *of == call => Some(*key),
@@ -201,7 +213,7 @@ impl Harness {
 
     fn terminate(&mut self, process: &str) -> bool {
         let process = process.to_owned();
-        let call = self.call(|call| Input::Terminate { call, process });
+        let call = self.call(|call| Input::Terminate { call, process, grace: Duration::ZERO });
         match self.answers.remove(&call) {
             Some(Answer::Terminate(result)) => result.running,
             other => panic!("{other:?}"),
@@ -928,7 +940,7 @@ proptest! {
                 },
                 Step::Terminate(process) if attached => {
                     let process = process.to_string();
-                    asked.insert(session.call(|call| Input::Terminate { call, process }));
+                    asked.insert(session.call(|call| Input::Terminate { call, process, grace: Duration::ZERO }));
                 }
                 Step::Output(process, bytes) => if let Some((key, Pumped::Running | Pumped::Exited)) = pumps.get(&process).copied() {
                     session.output(key, bytes.into());
