@@ -24,6 +24,9 @@ use serde_json::value::RawValue;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
+/// Bytes of output in a page of events: what a server answers at most, and what is asked for at least.
+const MOST_PAGE: u64 = 1 << 20;
+const LEAST_PAGE: u64 = 16 << 10;
 /// Between two attempts on a plain WebSocket.
 pub(crate) const RETRY: Duration = Duration::from_millis(100);
 /// Bound of what waits for one listener, if the server is not told how far its client has come. Then no more is read.
@@ -168,6 +171,9 @@ pub(crate) struct Core {
     /// Who follows which process; one at a time.
     names: HashMap<String, RouteId>,
     bodies: BTreeMap<RouteId, Body>,
+    /// How much is asked for in one page of events: less after each cut on the way, so that also a link that breaks all the time
+    /// brings something over.
+    page_bytes: u64,
     outputs: VecDeque<Output>,
 }
 
@@ -186,6 +192,7 @@ impl Core {
             routes: BTreeMap::new(),
             names: HashMap::new(),
             bodies: BTreeMap::new(),
+            page_bytes: MOST_PAGE,
             outputs: VecDeque::from([Output::Dial { link: 1 }]),
         }
     }
@@ -379,6 +386,9 @@ impl Core {
             let error = call.failed(reason, None);
             self.unanswered(call.owner, error);
         }
+        if self.routes.values().any(Route::is_reading) {
+            self.page_bytes = (self.page_bytes / 2).max(LEAST_PAGE);
+        }
         for route in self.routes.values_mut() {
             route.cut();
         }
@@ -467,10 +477,13 @@ impl Core {
         }
     }
 
-    /// The candidate becomes the link once nothing more is to be read before. Then the line moves on.
+    /// The candidate becomes the link once nothing more is to be read before. Then the line moves on. A server that answers
+    /// pages of events says with each of them where to go on, so that the reading can go on beside everything else, and over the
+    /// next cut: only of others all must be had at once.
     fn install_if_caught_up(&mut self) {
         let (Phase::First(attempt) | Phase::Recovering { next: Next::Attempt(attempt), .. }) = &self.phase else { return };
-        if attempt.step != Step::CatchingUp || self.routes.values().any(Route::is_reading) {
+        let waits = !self.extensions.process_events && self.routes.values().any(Route::is_reading);
+        if attempt.step != Step::CatchingUp || waits {
             return;
         }
         self.phase = Phase::Connected(attempt.link);

@@ -1,7 +1,7 @@
 //! Processes that are followed: started or attached to, live, behind, abandoned.
 
 use super::order::Order;
-use super::{Core, EVENT_COST, Output, Owner, Phase, RouteId, Ticket, catch_up};
+use super::{Core, EVENT_COST, MOST_PAGE, Output, Owner, Phase, RouteId, Ticket, catch_up};
 use crate::ExecServerError;
 use crate::pending::{Again, Call, Slot};
 use crate::process::ProcessEvent;
@@ -177,7 +177,9 @@ impl Core {
         }
         *is_asked = true;
         let (process_id, after_seq) = (route.process.clone(), Some(route.order.last()));
-        let params = ReadParams { process_id, after_seq, max_bytes: None, wait_ms: Some(0), events };
+        // Of a server of another make everything must come in one answer.
+        let max_bytes = events.then_some(self.page_bytes);
+        let params = ReadParams { process_id, after_seq, max_bytes, wait_ms: Some(0), events };
         self.send_own(Owner::CatchUp(id), "process/read", &params, Again::Fail);
     }
 
@@ -191,6 +193,9 @@ impl Core {
             Ok(result) => serde_json::from_str(result.get()).map_err(|error| (error.to_string(), None)),
             Err(error) => Err((error.message.clone(), Some(error))),
         };
+        if read.is_ok() {
+            self.page_bytes = (self.page_bytes * 2).min(MOST_PAGE);
+        }
         let brought = match read {
             Ok(read) if self.extensions.process_events => catch_up::page(&mut route.order, read)
                 .map(|events| events.map_or((Vec::new(), true), |events| (events, false)))
