@@ -38,6 +38,8 @@ const REPLY_BYTES: usize = 64 << 20;
 /// The WebSocket close code of a connection whose session another one took over: of the range that RFC 6455 section 7.4.2
 /// leaves to applications.
 const TAKEN_OVER: u16 = 4001;
+/// Input that waits, or whose answer does. A session parks far less for one process, and what it refuses is answered at once.
+const INPUTS: usize = 8192;
 /// Control calls that run; each is one exchange with the session, so a few are many.
 const CONTROL: usize = 64;
 
@@ -62,6 +64,7 @@ pub(crate) async fn run(core: Arc<Core>, link: Link, closing: CancellationToken)
         handles: Handles::default(),
         calls: JoinSet::new(),
         control: JoinSet::new(),
+        inputs: JoinSet::new(),
         waiting: VecDeque::new(),
         slots,
         disk,
@@ -88,6 +91,7 @@ pub(crate) async fn run(core: Arc<Core>, link: Link, closing: CancellationToken)
             }
             Some(_ended) = connection.calls.join_next() => connection.go_on().await,
             Some(_ended) = connection.control.join_next() => {}
+            Some(_ended) = connection.inputs.join_next() => {}
             // Before the messages, which may wait for what this makes room for.
             Ok(()) = answered.changed() => {
                 let mark = *answered.borrow_and_update();
@@ -135,6 +139,8 @@ struct Connection {
     calls: JoinSet<()>,
     /// Calls that never wait for one.
     control: JoinSet<()>,
+    /// Input that waits for its process. The session bounds it.
+    inputs: JoinSet<()>,
     /// Calls without a slot yet, in order of arrival.
     waiting: VecDeque<(Id, Call, Option<Charge>)>,
     slots: usize,
@@ -177,7 +183,7 @@ impl Connection {
     }
 
     fn has_room(&self) -> bool {
-        self.waiting.len() < WAITING && self.control.len() < CONTROL
+        self.waiting.len() < WAITING && self.control.len() < CONTROL && self.inputs.len() < INPUTS
     }
 
     /// Routes a call now, or once it has a slot. Which come first is decided here, in order of arrival.
@@ -215,8 +221,8 @@ impl Connection {
             Call::ProcessStart(params) => self.start(id, params).await,
             Call::ProcessRead(params) => self.read(id, params).await,
             Call::ProcessAcknowledge(params) => self.control(id, |reply| Command::Acknowledge { params, reply }).await,
-            Call::ProcessWrite(params) => self.ask(id, |reply| Command::Write { params, reply }).await,
-            Call::ProcessCloseStdin(params) => self.ask(id, |reply| Command::CloseStdin { params, reply }).await,
+            Call::ProcessWrite(params) => self.input(id, |reply| Command::Write { params, reply }).await,
+            Call::ProcessCloseStdin(params) => self.input(id, |reply| Command::CloseStdin { params, reply }).await,
             Call::ProcessList => self.ask(id, |reply| Command::List { reply }).await,
             Call::ProcessResize(params) => self.control(id, |reply| Command::Resize { params, reply }).await,
             Call::ProcessSignal(params) => self.control(id, |reply| Command::Signal { params, reply }).await,
@@ -282,6 +288,22 @@ impl Connection {
         Ok(())
     }
 
+    /// Hands input to the session, in its turn among the calls, and holds no slot until that is answered: a process that reads
+    /// nothing would stop every call, and with them the words by which its client makes room for what it writes.
+    async fn input<T: Serialize + Send + 'static>(
+        &mut self,
+        id: Id,
+        command: impl FnOnce(oneshot::Sender<Result<T, RpcError>>) -> Command,
+    ) -> Result<(), RpcError> {
+        let answer = self.command(command).await?;
+        let (charge, outgoing, replies) = (self.charge.take(), self.outgoing.clone(), self.replies.clone());
+        self.inputs.spawn(async move {
+            let _room_of_the_message = charge;
+            carry_out(id.clone(), outgoing, replies, answered(id, answer)).await;
+        });
+        Ok(())
+    }
+
     /// Asks the session without holding a slot.
     async fn control<T: Serialize + Send + 'static>(
         &mut self,
@@ -343,6 +365,7 @@ impl Connection {
         self.waiting.clear();
         self.calls.shutdown().await;
         self.control.shutdown().await;
+        self.inputs.shutdown().await;
         let Some((session, attachment)) = self.attached else { return };
         let handles = if self.keeps_handles { self.handles } else { Handles::default() };
         let command = if resumable { Command::Detach(Attachment { handles, ..attachment }) } else { Command::Close };

@@ -82,9 +82,9 @@ impl Inlet {
         self.messages.send(Incoming { bytes, charge }).await.map_err(|_| ConnectionEnded)
     }
 
-    /// The client answered a ping.
+    /// The client answered a ping. An answer to an older one says nothing new, and must not hide a newer one's.
     pub fn answered(&self, mark: u64) {
-        self.answered.send_replace(mark);
+        self.answered.send_if_modified(|newest| mark > std::mem::replace(newest, mark.max(*newest)));
     }
 
     /// Waits for the end of the connection.

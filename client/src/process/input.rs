@@ -18,6 +18,8 @@ type Working = Pin<Box<dyn Future<Output = Result<WriteStatus, ExecServerError>>
 pub struct ProcessInput {
     client: ExecServerClient,
     process_id: String,
+    /// Before the numbers of its writes: another one, of this client or of one that resumed the session, has another.
+    name: String,
     writes: u64,
     /// The sink's write that was begun.
     working: Option<Working>,
@@ -32,7 +34,9 @@ impl fmt::Debug for ProcessInput {
 
 impl ProcessInput {
     pub(crate) fn new(client: ExecServerClient, process_id: String) -> Self {
-        Self { client, process_id, writes: 0, working: None, is_closing: false }
+        // Where the system has no random bytes, numbers alone are right for the first input of a process.
+        let name = crate::client::operation_id().unwrap_or_else(|| "input".to_owned());
+        Self { client, process_id, name, writes: 0, working: None, is_closing: false }
     }
 
     /// Writes bytes behind those before, and waits while the server has as much as it takes. Answers what became of them. Once
@@ -49,7 +53,11 @@ impl ProcessInput {
 
     fn begin(&mut self, bytes: Vec<u8>) -> Working {
         self.writes += 1;
-        let params = WriteParams { process_id: self.process_id.clone(), chunk: Chunk(bytes), write_id: self.writes.to_string() };
+        let params = WriteParams {
+            process_id: self.process_id.clone(),
+            chunk: Chunk(bytes),
+            write_id: format!("{}-{}", self.name, self.writes),
+        };
         let client = self.client.clone();
         Box::pin(async move { client.call("process/write", &params).await.map(|result: WriteResult| result.status) })
     }

@@ -90,6 +90,8 @@ async fn write(
     let mut ping = interval_at(Instant::now() + PING, PING);
     ping.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let (mut doubt_again, mut has_reader_ended) = (Instant::now(), false);
+    // In every ping after it too, since a client may answer the newest alone (RFC 6455 section 5.5.3).
+    let mut mark = Bytes::new();
     loop {
         let mut room = None;
         let message = tokio::select! {
@@ -99,18 +101,21 @@ async fn write(
                     room = Some(taken);
                     Message::Text(text.into())
                 }
-                Some(Outgoing::Ping(mark)) => Message::Ping(Bytes::copy_from_slice(&mark.to_be_bytes())),
+                Some(Outgoing::Ping(newest)) => {
+                    mark = Bytes::copy_from_slice(&newest.to_be_bytes());
+                    Message::Ping(mark.clone())
+                }
                 Some(Outgoing::Close { code, reason }) => close(code, reason),
                 None => return,
             },
-            _tick = ping.tick() => Message::Ping(Bytes::new()),
+            _tick = ping.tick() => Message::Ping(mark.clone()),
             // Whoever wants the session may ask many times a second.
             Ok(()) = doubted.changed() => {
                 if Instant::now() < doubt_again {
                     continue;
                 }
                 doubt_again = Instant::now() + DOUBT;
-                Message::Ping(Bytes::new())
+                Message::Ping(mark.clone())
             }
             offence = &mut reader_ended, if !has_reader_ended => match offence {
                 Ok(Some((code, reason))) => close(code, reason),

@@ -12,6 +12,11 @@ use portcullis_protocol::signal::Signal;
 use std::sync::Arc;
 use std::time::Instant;
 
+/// Bytes of writes that wait for a place in the queues of their processes; one is taken whatever its size. Half of what a
+/// connection may hold of its client's messages: behind what waits there must be room to hear that output has arrived, without
+/// which the process may never read its input.
+const PARKED_BYTES: usize = 32 << 20;
+
 /// Processes of a session that live; each costs a task, descriptors and a log.
 const LIVE: usize = 1024;
 
@@ -98,7 +103,7 @@ impl State {
     pub(super) fn change(&mut self, call: Call, operation: String, digest: [u8; 32]) {
         match self.changes.come(call, &operation, digest) {
             Ok(Come::New) => self.outputs.push_back(Output::Change { call }),
-            Ok(Come::Running) => {}
+            Ok(Come::Running) => self.outputs.push_back(Output::Repeated { call }),
             Ok(Come::Ended(outcome)) => self.reply(call, Answer::Done(outcome)),
             Err(twice) => self.refuse(call, format!("operationId {operation}: {twice}; nothing was done")),
         }
@@ -116,12 +121,22 @@ impl State {
             let error = RpcError::new(code::INVALID_PARAMS, "writeId must not be empty");
             return self.reply(call, Answer::Write(Err(error)));
         }
-        let Some((key, process)) = self.named(&process_id) else {
+        let Some((_, process)) = self.named(&process_id) else {
             return self.reply_status(call, WriteStatus::UnknownProcess);
         };
         if matches!(process.phase, Phase::Starting(_)) {
             return self.reply_status(call, WriteStatus::Starting);
         }
+        if process.input.is_full(chunk.0.len()) {
+            let parked: usize = self.processes.values().map(|process| process.input.parked_bytes()).sum();
+            if parked > 0 && parked + chunk.0.len() > PARKED_BYTES {
+                let text = format!(
+                    "write to process {process_id}: writes of {parked} bytes wait for their processes already; send it again when some were answered"
+                );
+                return self.reply(call, Answer::Write(Err(RpcError::new(code::INVALID_REQUEST, text))));
+            }
+        }
+        let Some((key, process)) = self.named(&process_id) else { return };
         match process.input.write(call, write_id, chunk.0) {
             Written::Now(status, chunk) => {
                 if chunk.is_some() {

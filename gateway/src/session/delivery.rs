@@ -5,6 +5,7 @@
 //! was handed to catch up. An answer speaks for all marks before it too: a peer may leave out the answers to older pings.
 
 use super::message::{Answer, Call, Output};
+use super::process::Process;
 use super::state::{Attachment, State};
 use portcullis_protocol::logged::AcknowledgeParams;
 use portcullis_protocol::rpc::{RpcError, code};
@@ -151,13 +152,29 @@ impl State {
         let error = match self.named(process_id) {
             None => Some(RpcError::new(code::INVALID_REQUEST, format!("unknown process id {process_id}"))),
             Some((_, process)) if *seq > process.log.last() => Some(from_the_future(process_id, *seq, process.log.last())),
-            Some((key, process)) => {
-                process.log.prove(*seq);
-                self.grant(key);
+            Some((key, _)) => {
+                self.prove(key, *seq);
                 None
             }
         };
         self.reply(call, Answer::Done(error.map_or(Ok(()), Err)));
+    }
+
+    /// The client of a process has everything up to `seq`.
+    pub(super) fn prove(&mut self, key: u64, seq: u64) {
+        self.keep_up(key, |process| process.log.prove(seq));
+        self.grant(key);
+    }
+
+    /// Does something by which a client may have been told all that it missed. Then what it was sent meanwhile counts too, and
+    /// nothing may follow that brings a mark: so one is due.
+    fn keep_up(&mut self, key: u64, once: impl FnOnce(&mut Process)) {
+        let was_behind = self.processes.get(&key).is_some_and(|process| process.log.is_behind());
+        self.with(key, once);
+        if was_behind && self.processes.get(&key).is_some_and(|process| !process.log.is_behind()) {
+            self.told(key);
+            self.delivery.has_page |= self.delivery.proof == Proof::Mark;
+        }
     }
 
     /// A client reads what it missed: it gets its time anew.
@@ -174,7 +191,7 @@ impl State {
         }
         let keys: Vec<u64> = self.processes.keys().copied().collect();
         for key in keys {
-            self.with(key, |process| {
+            self.keep_up(key, |process| {
                 if process.log.room() == 0 {
                     process.log.give_up_missed();
                 }
@@ -188,11 +205,13 @@ impl State {
     fn told(&mut self, key: u64) {
         let Some(process) = self.processes.get_mut(&key) else { return };
         let told = process.log.told();
-        if self.delivery.proof == Proof::Sent {
-            process.log.deliver(told);
-            self.grant(key);
-        } else {
-            self.delivery.told.insert(key, told);
+        match self.delivery.proof {
+            Proof::Sent => {
+                process.log.deliver(told);
+                self.grant(key);
+            }
+            Proof::Mark => drop(self.delivery.told.insert(key, told)),
+            Proof::Word => {}
         }
     }
 

@@ -174,6 +174,11 @@ pub(super) enum Output {
     Evict,
     /// Somebody else wanted the session: is the attached connection's client still there?
     Doubt,
+    /// The change of this call is on its way already: what would carry it out a second time is to be dropped, with its place in
+    /// the order, for which the first may be waiting.
+    Repeated {
+        call: Call,
+    },
     /// Carry out the change of this call; `Changed` must follow.
     Change {
         call: Call,

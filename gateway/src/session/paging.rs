@@ -53,14 +53,17 @@ impl State {
         if params.events && after > last {
             return self.reply(call, Answer::read_failed(from_the_future(id, after, last)));
         }
-        process.log.prove(after);
+        if after < last && matches!(process.phase, Phase::Closed(_)) {
+            process.read_at = Some(now);
+        }
+        self.prove(key, after);
+        let Some(process) = self.processes.get(&key) else { return };
         let is_behind = process.log.is_behind();
         let wait = Duration::from_millis(params.wait_ms.unwrap_or(0)).min(LONGEST_WAIT);
         let waits = !wait.is_zero() && !process.log.has_news(after);
         if is_behind {
             self.catches_up(now);
         }
-        self.grant(key);
         if waits && self.readers.len() >= READERS {
             return self.reply(call, refuse(format!("at most {READERS} reads may wait in a session")));
         }

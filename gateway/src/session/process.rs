@@ -9,6 +9,7 @@ use portcullis_protocol::process::{ListedProcess, ProcessState, ReadResult, Star
 use portcullis_protocol::signal::Signal;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Bytes that a pump may have read and the log has not taken in yet.
 const WINDOW: u64 = 128 * 1024;
@@ -31,6 +32,8 @@ pub(super) struct Process {
     /// What its start was answered, once it ran.
     pub(super) started: Option<StartResult>,
     started_at_ms: u64,
+    /// When it was last read to any purpose after its close.
+    pub(super) read_at: Option<Instant>,
     /// Why its end is not known, if it is not, or why its sandbox ended it.
     pub(super) failure: Option<String>,
     /// What its sandbox was seen to refuse, once it ended.
@@ -120,6 +123,7 @@ impl Process {
             operation,
             started: None,
             started_at_ms,
+            read_at: None,
             failure: None,
             denials: Arc::default(),
             granted: 0,
@@ -220,6 +224,20 @@ pub(super) struct Input {
 }
 
 impl Input {
+    /// Whether a write of so many bytes would have to wait now.
+    pub(super) fn is_full(&self, bytes: usize) -> bool {
+        self.open && !(self.parked.is_empty() && self.has_room(bytes))
+    }
+
+    /// Bytes of the writes that wait.
+    pub(super) fn parked_bytes(&self) -> usize {
+        let sizes = self.parked.iter().map(|parked| match parked {
+            Parked::Write { chunk, .. } => chunk.len(),
+            Parked::End { .. } => 0,
+        });
+        sizes.sum()
+    }
+
     /// A write that came.
     pub(super) fn write(&mut self, call: Call, id: String, chunk: Vec<u8>) -> Written {
         if self.ledger.has_seen(&id) {

@@ -172,8 +172,7 @@ impl State {
             && at <= now
         {
             self.closed.pop_front();
-            // A client that reads slowly shall still hear of the end.
-            if self.processes.get(&key).is_some_and(|process| process.log.has_unsent()) && !self.unsent.is_empty() {
+            if self.is_wanted(key, now) {
                 self.closed.push_back((now + self.retention.closed, key));
             } else {
                 self.forget(key);
@@ -183,6 +182,15 @@ impl State {
         let (due, waiting) = std::mem::take(&mut self.readers).into_iter().partition(|reader| reader.deadline <= now);
         self.readers = waiting;
         self.answer_readers(due);
+    }
+
+    /// Whether the client that is attached has not got everything of a closed process yet, and is about to: it is told, it reads,
+    /// or it is one that says when it has. The bounds of closed processes hold all the same.
+    fn is_wanted(&self, key: u64, now: Instant) -> bool {
+        let (Some(process), Attachment::Attached { .. }) = (self.processes.get(&key), self.attachment) else { return false };
+        (process.log.has_unsent() && !self.unsent.is_empty())
+            || process.read_at.is_some_and(|at| now < at + self.retention.closed)
+            || (self.delivery.proof == Proof::Word && !process.log.is_proved())
     }
 
     /// A connection wants the session. Whoever knows its name is its client; two at a time would not know what the other one

@@ -260,6 +260,7 @@ impl Task {
                         attached.doubt.raise();
                     }
                 }
+                Output::Repeated { call } => self.repeated(call),
                 Output::Change { call } => self.change(call),
                 Output::Launch { call, key } => self.launch(call, key),
                 Output::ReserveRoom { call, bytes } => self.reserve_room(call, bytes),

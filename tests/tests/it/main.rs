@@ -14,6 +14,7 @@ mod files;
 mod fuzz;
 mod handles;
 mod handshake;
+mod held_up;
 mod helpers_die;
 mod jobs;
 mod listener;

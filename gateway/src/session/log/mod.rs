@@ -196,6 +196,11 @@ impl EventLog {
         }
     }
 
+    /// Whether the client said that it has everything.
+    pub(crate) fn is_proved(&self) -> bool {
+        self.proved >= self.last
+    }
+
     /// What the client of this attachment was told without a hole.
     pub(crate) fn told(&self) -> u64 {
         self.told

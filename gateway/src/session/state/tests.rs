@@ -16,6 +16,7 @@ use std::time::Duration;
 
 mod attach;
 mod bounds;
+mod delivery;
 
 const RETENTION: Duration = Duration::from_secs(90);
 

@@ -28,6 +28,13 @@ impl Task {
         self.handle(Input::Detach { generation });
     }
 
+    /// A change is on its way already: this call only waits for its answer.
+    pub(super) fn repeated(&mut self, call: Call) {
+        if let Some(Caller::Change(_unused, reply)) = self.callers.remove(&call) {
+            self.callers.insert(call, Caller::Done(reply));
+        }
+    }
+
     /// Carries a change out beside everything else, as a part of the session: its connection may be cut meanwhile.
     pub(super) fn change(&mut self, call: Call) {
         let Some(Caller::Change(Change { operation, work, .. }, reply)) = self.callers.remove(&call) else { return };
