@@ -53,6 +53,9 @@ pub(crate) struct Serve {
     /// Bytes of output that one process may have there; 0 for none. A session may have four times as much.
     #[arg(long, value_name = "BYTES", default_value_t = 64 << 20)]
     pub(crate) spool_bytes: u64,
+    /// End by itself after so many seconds without a connection and without a session that is kept.
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=31_536_000))]
+    pub(crate) idle_exit: Option<u64>,
     /// Where there are no namespaces, start processes under policies with writable roots all the same, although they are then not kept from .git and other
     /// protected names there, nor from chmod, chown, utime and xattr outside.
     #[arg(long)]

@@ -63,6 +63,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
                 config.ceiling = policy::ceiling(name, &options.workspace)?;
             }
             config.retention = Duration::from_secs(options.detached_retention);
+            config.idle_exit = options.idle_exit.map(Duration::from_secs);
             config.max_retention = Duration::from_secs(options.max_retention);
             runtime
                 .block_on(portcullis::serve(options.listen.parse()?, config))

@@ -38,6 +38,8 @@ pub struct Config {
     pub concurrent_requests: usize,
     /// How long a detached session and a closed process are kept.
     pub retention: Duration,
+    /// End after so much time without a connection and without a session; none: never.
+    pub idle_exit: Option<Duration>,
     /// The most that a client may ask for instead of `retention`.
     pub max_retention: Duration,
     /// Bytes of output of one process that may wait on disk while its client is away; 0 for none, and then the process waits
@@ -72,6 +74,7 @@ impl Config {
             paths,
             concurrent_requests: 64,
             retention: Duration::from_secs(90),
+            idle_exit: None,
             credential: Credential::default(),
             connections: 4096,
             allowed_hosts: Vec::new(),

@@ -26,6 +26,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 /// Connections and sessions on their way to their owner.
@@ -40,6 +41,7 @@ const SPAWNER_DRAIN: Duration = Duration::from_secs(4);
 pub struct Gateway {
     core: Arc<Core>,
     closing: CancellationToken,
+    idled: CancellationToken,
     owner: JoinHandle<()>,
 }
 
@@ -130,8 +132,8 @@ impl Gateway {
             work,
             config,
         });
-        let closing = CancellationToken::new();
-        let owner = own(Arc::clone(&core), queue, closing.clone());
+        let (closing, idled) = (CancellationToken::new(), CancellationToken::new());
+        let owner = own(Arc::clone(&core), queue, closing.clone(), idled.clone());
         let owner = tokio::spawn(async move {
             let pool_task = tokio::spawn(pool_task);
             owner.await;
@@ -142,7 +144,7 @@ impl Gateway {
                 tracing::error!("the spawner did not end in time");
             }
         });
-        Ok(Self { core, closing, owner })
+        Ok(Self { core, closing, idled, owner })
     }
 
     /// Serves a client over a link, until either ends.
@@ -160,6 +162,12 @@ impl Gateway {
     #[must_use]
     pub fn readiness(&self) -> Readiness {
         Readiness { closing: self.closing.clone(), spawner: self.core.spawner.clone() }
+    }
+
+    /// Cancelled once nobody was connected and no session was kept for as long as [`Config::idle_exit`] says.
+    #[must_use]
+    pub fn idled(&self) -> CancellationToken {
+        self.idled.clone()
     }
 
     /// Tells the clients of a listener from what this gateway started itself.
@@ -238,11 +246,21 @@ impl Core {
 }
 
 /// Owns every connection and session: starts them, joins them, and ends them when the gateway closes.
-async fn own(core: Arc<Core>, mut queue: mpsc::Receiver<Work>, closing: CancellationToken) {
+async fn own(core: Arc<Core>, mut queue: mpsc::Receiver<Work>, closing: CancellationToken, idled: CancellationToken) {
+    let mut idle_since = None;
     let (mut connections, mut sessions, mut changes) = (JoinSet::new(), JoinSet::new(), JoinSet::new());
     loop {
+        let is_idle = connections.is_empty() && sessions.is_empty();
+        idle_since = is_idle.then(|| idle_since.unwrap_or_else(Instant::now));
+        let idle_until = idle_since.zip(core.config.idle_exit).and_then(|(since, time)| since.checked_add(time));
         tokio::select! {
             () = closing.cancelled() => break,
+            // What came meanwhile is in the queue at the latest now, and is looked at first.
+            () = sleep_until(idle_until.unwrap_or_else(Instant::now)), if idle_until.is_some() && queue.is_empty() => {
+                tracing::info!("nobody was here for {} s: ending", core.config.idle_exit.unwrap_or_default().as_secs());
+                idled.cancel();
+                idle_since = None;
+            }
             Some(work) = queue.recv() => match work {
                 Work::Connection(link) => {
                     connections.spawn(connection::run(Arc::clone(&core), link, closing.clone()));

@@ -165,6 +165,7 @@ async fn serve_websocket(address: SocketAddr, config: Config, stop: &Cancellatio
     let (connections, hosts) = (config.connections, Arc::from(config.allowed_hosts.clone()));
     let clients_decide = config.ceiling.is_none();
     let gateway = Gateway::start(config).await?;
+    let idled = gateway.idled();
     let peers = address.ip().is_loopback().then(|| gateway.peers(local));
     warn(local, &guard, clients_decide, peers.as_ref());
     let (upgrades, mut upgraded) = mpsc::channel(UPGRADES);
@@ -188,6 +189,7 @@ async fn serve_websocket(address: SocketAddr, config: Config, stop: &Cancellatio
                 gateway.accept(link).await;
             }
             Some(_ended) = sockets.join_next() => {}
+            () = idled.cancelled() => stop.cancel(),
             () = stop.cancelled() => break,
         }
     }

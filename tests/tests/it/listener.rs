@@ -79,3 +79,16 @@ async fn standard_output_carries_the_url_and_nothing_else() {
     assert_eq!(server.program.wait().await, 0);
     assert_eq!(server.program.stdout.next_line().await.unwrap(), None);
 }
+
+#[tokio::test]
+async fn a_server_that_nobody_uses_ends_by_itself_and_not_before() {
+    let mut server = Server::with_arguments(&["--idle-exit", "1", "--detached-retention", "1"]).await;
+    let place = Place::new();
+    let mut client = Client::connect(&server).await;
+    // Longer than it would wait for somebody.
+    assert_eq!(client.run(&place, "p", &["sleep", "1.5"], json!({})).await.code(), 0);
+    client.cut();
+    assert_eq!(server.program.wait().await, 0);
+    let mut unused = Server::with_arguments(&["--idle-exit", "1"]).await;
+    assert_eq!(unused.program.wait().await, 0);
+}
