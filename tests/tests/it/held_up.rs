@@ -119,3 +119,21 @@ async fn input_of_a_client_that_came_after_another_is_not_taken_for_the_others()
     drop((process, second));
     task.await.unwrap();
 }
+
+#[tokio::test]
+async fn a_cursor_beyond_all_numbers_harms_nobody() {
+    let (server, place) = (Server::start().await, Place::new());
+    let mut client = Client::connect(&server).await;
+    client.run(&place, "p", &["echo", "x"], json!({})).await;
+    let beyond = |more: &[(&str, Value)]| {
+        let mut params = json!({"processId": "p", "afterSeq": u64::MAX, "waitMs": 0});
+        params.as_object_mut().unwrap().extend(more.iter().map(|(name, value)| ((*name).to_owned(), value.clone())));
+        params
+    };
+    let read = client.ok("process/read", beyond(&[])).await;
+    assert_eq!((&read["chunks"], &read["nextSeq"], &read["closed"]), (&json!([]), &json!(4), &json!(true)));
+    client.ok("process/read", beyond(&[("maxBytes", json!(u64::MAX))])).await;
+    assert_eq!(client.refused("process/read", beyond(&[("events", json!(true))])).await.code, -32602);
+    assert_eq!(client.refused("process/acknowledge", json!({"processId": "p", "seq": u64::MAX})).await.code, -32602);
+    assert_eq!(client.ok("process/read", json!({"processId": "p"})).await["chunks"][0]["seq"], 1);
+}

@@ -84,7 +84,7 @@ impl EventLog {
 
     /// Everything behind the reader's cursor that its page may hold, in order, and maybe a little more.
     fn pieces<'log>(&'log self, wanted: Wanted, mut take: impl FnMut(Piece<'log>)) {
-        let (mut next, mut left, mut some) = (wanted.after + 1, wanted.bytes(), false);
+        let (mut next, mut left, mut some) = (wanted.after.saturating_add(1), wanted.bytes(), false);
         for run in self.runs.range(self.run_of(next)..) {
             // The first event comes whatever it holds.
             if left == 0 && some {
