@@ -1,7 +1,7 @@
 //! What a server holds while nothing happens: memory by session and by process, as the kernel counts it.
 
 use crate::{connect, sandbox};
-use portcullis_client::ExecServerClient;
+use portcullis_client::{ExecServerClient, Token};
 use portcullis_protocol::path::{AbsolutePath, WirePath};
 use portcullis_protocol::process::StartParams;
 use std::error::Error;
@@ -20,7 +20,7 @@ struct Footprint {
 }
 
 /// Prints what sessions and processes add to the server of this process id.
-pub(crate) async fn run(url: &str, pid: u32, count: u32) -> Result<(), Box<dyn Error>> {
+pub(crate) async fn run(url: &str, token: Option<Token>, pid: u32, count: u32) -> Result<(), Box<dyn Error>> {
     let place = tempfile::Builder::new().prefix("portcullis-bench-").tempdir_in("/var/tmp")?;
     let mut out = io::stdout();
     let header = ["", "server kB each", "children kB each", "processes each"];
@@ -30,7 +30,7 @@ pub(crate) async fn run(url: &str, pid: u32, count: u32) -> Result<(), Box<dyn E
     for name in ["the first session", "a session, attached"] {
         let many = if clients.is_empty() { 1 } else { count };
         for _one in 0..many {
-            let (client, task) = connect(url).await?;
+            let (client, task) = connect(url, token.clone()).await?;
             clients.push(client);
             tasks.push(task);
         }

@@ -2,20 +2,20 @@
 //! the machine does falls on all alike.
 //!
 //! `portcullis serve` in one place, then `cargo run --release -p portcullis-bench -- --url ws://127.0.0.1:PORT`; a second
-//! `--url` adds a column. It prints minimum, median and 99th percentile in milliseconds, and asserts nothing about them.
+//! `--url` adds a column. A server that asks for a token is started with `--token-file FILE`, and so is this. It prints minimum, median and 99th percentile in milliseconds, and asserts nothing about them.
 
 mod idle;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use clap::Parser;
-use portcullis_client::{ExecServerClient, ExecServerClientConnectOptions, ExecServerError, ProcessEvent};
+use portcullis_client::{ExecServerClient, ExecServerClientConnectOptions, ProcessEvent, Token};
 use portcullis_protocol::path::{AbsolutePath, WirePath};
 use portcullis_protocol::process::StartParams;
 use serde_json::{Value, json};
 use std::error::Error;
 use std::io::{self, Write as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
 
@@ -24,6 +24,10 @@ struct Arguments {
     /// A server that runs on this machine; may be repeated.
     #[arg(long, required = true)]
     url: Vec<String>,
+    /// A file with the token that a server asks for; may be repeated, in the order of the URLs. Servers behind the last one are
+    /// given none.
+    #[arg(long, value_name = "FILE")]
+    token_file: Vec<PathBuf>,
     /// Rounds of each row.
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     rounds: u32,
@@ -62,7 +66,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let arguments = Arguments::parse();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     match (arguments.idle, arguments.pid, arguments.url.first()) {
-        (Some(count), Some(pid), Some(url)) => runtime.block_on(idle::run(url, pid, count.max(1))),
+        (Some(count), Some(pid), Some(url)) => runtime.block_on(idle::run(url, token(&arguments, 0)?, pid, count.max(1))),
         _ => runtime.block_on(run(&arguments)),
     }
 }
@@ -74,8 +78,8 @@ async fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
         std::fs::write(place.path().join(format!("read-{bytes}")), vec![b'x'; bytes])?;
     }
     let (mut servers, mut tasks) = (Vec::new(), Vec::new());
-    for url in &arguments.url {
-        let (client, task) = connect(url).await?;
+    for (nth, url) in arguments.url.iter().enumerate() {
+        let (client, task) = connect(url, token(arguments, nth)?).await?;
         servers.push(Server { client, starts: 0 });
         tasks.push(task);
     }
@@ -98,9 +102,17 @@ async fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-async fn connect(url: &str) -> Result<(ExecServerClient, JoinHandle<()>), ExecServerError> {
-    let options = ExecServerClientConnectOptions::new(url, "bench");
-    ExecServerClient::connect(&options).await
+/// The token of a server, if there is a file for it.
+fn token(arguments: &Arguments, nth: usize) -> Result<Option<Token>, Box<dyn Error>> {
+    let Some(path) = arguments.token_file.get(nth) else { return Ok(None) };
+    let text = std::fs::read_to_string(path).map_err(|error| format!("--token-file {}: {error}", path.display()))?;
+    Ok(Some(Token::new(text.trim())))
+}
+
+async fn connect(url: &str, token: Option<Token>) -> Result<(ExecServerClient, JoinHandle<()>), Box<dyn Error>> {
+    let mut options = ExecServerClientConnectOptions::new(url, "bench");
+    options.token = token;
+    Ok(ExecServerClient::connect(&options).await?)
 }
 
 /// Minimum, median, 99th percentile.

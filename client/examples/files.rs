@@ -1,8 +1,9 @@
 //! Writes, reads and removes a file in a directory of the server's machine, whole and in blocks.
 //!
-//! `portcullis serve` in one place, then `cargo run --example files -- ws://127.0.0.1:PORT /var/tmp`.
+//! `portcullis serve` in one place, then `cargo run --example files -- ws://127.0.0.1:PORT /var/tmp`, with the token
+//! that `serve` says in the variable EXEC_SERVER_TOKEN.
 
-use portcullis_client::{ExecServerClient, ExecServerClientConnectOptions};
+use portcullis_client::{ExecServerClient, ExecServerClientConnectOptions, Token};
 use portcullis_protocol::path::WirePath;
 use std::error::Error;
 use std::io::{self, Write as _};
@@ -17,6 +18,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 async fn run(url: &str, directory: &str) -> Result<(), Box<dyn Error>> {
     let mut options = ExecServerClientConnectOptions::new(url, "files");
+    options.token = std::env::var("EXEC_SERVER_TOKEN").ok().map(Token::new);
     // Open files survive a cut, if the server can do that.
     options.keep_handles = true;
     let (client, task) = ExecServerClient::connect(&options).await?;

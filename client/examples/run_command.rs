@@ -1,8 +1,9 @@
 //! Runs one command on a server and shows what it writes as it comes.
 //!
-//! `portcullis serve` in one place, then `cargo run --example run_command -- ws://127.0.0.1:PORT ls -l /`.
+//! `portcullis serve` in one place, then `cargo run --example run_command -- ws://127.0.0.1:PORT ls -l /`, with the token
+//! that `serve` says in the variable EXEC_SERVER_TOKEN.
 
-use portcullis_client::{ExecServerClient, ExecServerClientConnectOptions, ExecServerError, ProcessEvent};
+use portcullis_client::{ExecServerClient, ExecServerClientConnectOptions, ExecServerError, ProcessEvent, Token};
 use portcullis_protocol::event::Stream;
 use portcullis_protocol::path::WirePath;
 use portcullis_protocol::process::{EnvPolicy, Inherit, StartParams};
@@ -17,7 +18,8 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
 }
 
 async fn run(url: &str, argv: Vec<String>) -> Result<ExitCode, Box<dyn Error>> {
-    let options = ExecServerClientConnectOptions::new(url, "run_command");
+    let mut options = ExecServerClientConnectOptions::new(url, "run_command");
+    options.token = std::env::var("EXEC_SERVER_TOKEN").ok().map(Token::new);
     let (client, task) = ExecServerClient::connect(&options).await?;
     let code = follow(client, argv).await?;
     // The client is dropped by now, so its task ends.

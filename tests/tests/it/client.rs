@@ -1,5 +1,5 @@
-//! The client library against the real program, over a cable that is cut. What the server announces decides what survives: these
-//! hold for one with the extensions and for one without.
+//! The client library against the real program, over a cable that is cut. What the server announces decides what survives; this
+//! one announces everything.
 
 use futures_util::FutureExt as _;
 use portcullis_client::{ClientStatus, ExecServerClient, ExecServerClientConnectOptions, ExecServerError, Process, ProcessEvent};
@@ -30,6 +30,9 @@ impl Setup {
         let mut options = options(&proxy);
         change(&mut options);
         let (client, task) = ExecServerClient::connect(&options).await.unwrap();
+        let can = client.extensions();
+        assert!(can.operation_id && can.file_operation_id && can.process_events && can.process_acknowledge, "{can:?}");
+        assert!(can.keep_handles && can.take_over, "{can:?}");
         Self { server, proxy, place, client, task }
     }
 
@@ -153,17 +156,12 @@ async fn input_and_output_are_whole_however_often_the_cable_is_cut() {
 }
 
 #[tokio::test]
-async fn a_change_whose_answer_is_lost_says_so_or_is_known_to_be_done() {
+async fn a_change_whose_answer_is_lost_is_known_to_be_done() {
     let setup = Setup::new(|_| {}).await;
     let file = setup.path("file");
     setup.proxy.cut_after(0);
-    let written = timeout(PATIENCE, setup.client.write_file(&file, b"content".to_vec(), None)).await.unwrap();
-    match written {
-        Ok(()) => assert!(setup.client.extensions().file_operation_id),
-        Err(ExecServerError::Lost { method, .. }) => assert_eq!(method, "fs/writeFile"),
-        Err(other) => panic!("{other}"),
-    }
-    // Both ways it was done: the cut came with its answer. What only looks can be done again.
+    timeout(PATIENCE, setup.client.write_file(&file, b"content".to_vec(), None)).await.unwrap().unwrap();
+    // What only looks can be done again.
     assert_eq!(timeout(PATIENCE, setup.client.read_file(&file, None)).await.unwrap().unwrap(), b"content");
     setup.proxy.cut_after(0);
     let read = timeout(PATIENCE, setup.client.read_file(&file, None)).await.unwrap();
@@ -172,32 +170,16 @@ async fn a_change_whose_answer_is_lost_says_so_or_is_known_to_be_done() {
 }
 
 #[tokio::test]
-async fn a_start_whose_answer_is_lost_is_one_start_or_is_ended() {
+async fn a_start_whose_answer_is_lost_is_one_start() {
     let setup = Setup::new(|_| {}).await;
     setup.pipe("gate");
     setup.proxy.cut_after(0);
     let params = setup.start_params("p", "echo here; read x <gate; echo again >>count");
-    match timeout(PATIENCE, setup.client.start(&params)).await.unwrap() {
-        Ok(mut process) => {
-            assert!(setup.client.extensions().operation_id);
-            setup.go_on("gate").await;
-            assert_eq!(rest(&mut process, 0).await, ("here\n".to_owned(), 0));
-            assert_eq!(setup.place.content("count"), "again\n");
-        }
-        Err(ExecServerError::Lost { method, .. }) => {
-            assert_eq!(method, "process/start");
-            let ended = async {
-                loop {
-                    let listed = setup.client.processes().await.unwrap();
-                    if listed.iter().all(|process| process.state == ProcessState::Closed) {
-                        break listed[0].exit_code;
-                    }
-                }
-            };
-            assert_eq!(timeout(PATIENCE, ended).await.unwrap(), Some(137));
-        }
-        Err(other) => panic!("{other}"),
-    }
+    let mut process = timeout(PATIENCE, setup.client.start(&params)).await.unwrap().unwrap();
+    setup.go_on("gate").await;
+    assert_eq!(rest(&mut process, 0).await, ("here\n".to_owned(), 0));
+    assert_eq!(setup.place.content("count"), "again\n");
+    drop(process);
     setup.end().await;
 }
 
@@ -230,10 +212,7 @@ async fn silence_is_a_cut_too() {
     next(&mut process).await;
     setup.proxy.freeze();
     setup.recovering().await;
-    // A server that can be told to takes the session from the frozen connection, any other only after that has ended.
-    if !setup.client.extensions().take_over {
-        setup.proxy.cut();
-    }
+    // The session is taken from the frozen connection.
     setup.connected_again().await;
     setup.go_on("gate").await;
     assert_eq!(rest(&mut process, 1).await, ("two\n".to_owned(), 0));
@@ -274,7 +253,7 @@ async fn an_open_file_goes_on_if_it_is_kept_and_else_says_that_it_is_lost() {
                 None => break None,
             }
         };
-        if keeps && setup.client.extensions().keep_handles {
+        if keeps {
             assert!(error.is_none() && read == content.as_bytes(), "{error:?}");
         } else {
             assert!(matches!(&error, Some(ExecServerError::HandleLost { path }) if path.ends_with("/file")), "{error:?}");
@@ -331,10 +310,9 @@ async fn a_listener_that_does_not_listen_loses_nothing() {
     let setup = Setup::new(|_| {}).await;
     // More than waits anywhere on the way: 20 MiB.
     let mut slow = setup.client.start(&setup.start_params("slow", "yes 1234567 | head -c 20971520")).await.unwrap();
-    if setup.client.extensions().process_acknowledge {
-        let mut other = setup.client.start(&setup.start_params("other", "echo here")).await.unwrap();
-        assert_eq!(rest(&mut other, 0).await, ("here\n".to_owned(), 0), "others go on");
-    }
+    let mut other = setup.client.start(&setup.start_params("other", "echo here")).await.unwrap();
+    assert_eq!(rest(&mut other, 0).await, ("here\n".to_owned(), 0), "others go on");
+    drop(other);
     let (output, code) = rest(&mut slow, 0).await;
     assert_eq!((output.len(), code), (20 << 20, 0));
     drop(slow);

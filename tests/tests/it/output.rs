@@ -54,7 +54,7 @@ impl Stage {
         std::fs::write(self.place.path(process.id), "\n").unwrap();
     }
 
-    /// Cuts the connection, lets the processes go on, waits for the end of those that end, and resumes.
+    /// Cuts the connection, lets the processes go on, waits until they end or find no more room, and resumes.
     async fn while_away(mut self, processes: &[Waiting], they_end: bool, acknowledges: bool) -> Self {
         let session = self.client.session.clone();
         let watched: Vec<Watched> = processes.iter().map(|process| Watched::new(process.pid)).collect();
@@ -66,6 +66,10 @@ impl Stage {
             for process in watched {
                 process.ended().await;
             }
+        } else {
+            for process in processes {
+                tokio::time::timeout(PATIENCE, process.is_held_up()).await.expect("no more room in time");
+            }
         }
         self.client = if acknowledges {
             acknowledging(&self.server, Some(&session)).await
@@ -73,6 +77,20 @@ impl Stage {
             Client::resume(&self.server, &session).await
         };
         self
+    }
+}
+
+impl Waiting {
+    /// Waits until it has written what memory holds, and sleeps in a write to its pipe.
+    async fn is_held_up(&self) {
+        let look = |name: &str| std::fs::read_to_string(format!("/proc/{}/{name}", self.pid)).unwrap();
+        let written = || -> usize {
+            let io = look("io");
+            io.lines().find_map(|line| line.strip_prefix("wchar: ")).unwrap().parse().unwrap()
+        };
+        while written() < WINDOW || !look("wchan").contains("pipe_write") {
+            tokio::task::yield_now().await;
+        }
     }
 }
 

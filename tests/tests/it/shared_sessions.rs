@@ -2,21 +2,44 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use futures_util::{SinkExt as _, StreamExt as _};
 use portcullis_tests::{Client, PATIENCE, Place, Refusal, Server, Watched};
-use serde_json::json;
-use std::os::unix::fs::MetadataExt as _;
+use serde_json::{Value, json};
 use tokio::time::timeout;
+use tokio_tungstenite::tungstenite::Message;
 
 #[tokio::test]
 async fn another_client_takes_a_session_over_if_it_says_so() {
     let (server, place) = (Server::start().await, Place::new());
-    let mut first = Client::connect(&server).await;
-    first.start(&place, "p", &["cat"], json!({"pipeStdin": true})).await;
-    let session = first.session.clone();
-    let poll = first.begin("process/read", json!({"processId": "p", "waitMs": 600_000})).await;
+    let mut client = Client::connect(&server).await;
+    client.start(&place, "p", &["cat"], json!({"pipeStdin": true})).await;
+    let session = client.session.clone();
+    // The connection that will lose the session is a bare socket, so that every frame of it is seen.
+    let (mut first, _response) = tokio_tungstenite::connect_async(&server.url).await.unwrap();
+    for message in [
+        json!({"id": 1, "method": "initialize", "params": {"clientName": "test", "resumeSessionId": session, "takeOver": true}}),
+        json!({"method": "initialized"}),
+        json!({"id": 2, "method": "process/read", "params": {"processId": "p", "waitMs": 600_000}}),
+        json!({"id": 3, "method": "environment/status", "params": {}}),
+    ] {
+        first.send(Message::text(message.to_string())).await.unwrap();
+    }
+    let (mut answered, mut code) = (Vec::new(), None);
+    // The poll was taken up once what was sent behind it is answered.
+    while !answered.contains(&json!(3)) {
+        let Message::Text(text) = timeout(PATIENCE, first.next()).await.unwrap().unwrap().unwrap() else { continue };
+        answered.push(serde_json::from_str::<Value>(&text).unwrap()["id"].take());
+    }
     let mut second = Client::connect_with(&server, Some(&session), json!({"takeOver": true})).await;
     assert_eq!(second.session, session);
-    assert_eq!(first.closed().await, Some(4001), "and the call {poll} is not answered");
+    while let Some(Ok(frame)) = timeout(PATIENCE, first.next()).await.unwrap() {
+        match frame {
+            Message::Text(text) => answered.push(serde_json::from_str::<Value>(&text).unwrap()["id"].take()),
+            Message::Close(frame) => code = frame.map(|frame| u16::from(frame.code)),
+            _ping => {}
+        }
+    }
+    assert_eq!((answered, code), (vec![json!(1), json!(3)], Some(4001)), "the poll is not answered");
     let listed = second.ok("process/list", json!({})).await;
     assert_eq!((&listed["processes"][0]["processId"], &listed["processes"][0]["state"]), (&json!("p"), &json!("running")));
     second.ok("process/write", json!({"processId": "p", "chunk": "YQo=", "writeId": "1"})).await;
@@ -145,15 +168,21 @@ async fn changes_that_are_sent_again_are_done_once() {
 #[tokio::test]
 async fn a_change_whose_answer_is_lost_is_done_once_and_answered_to_who_asks_again() {
     let (server, place) = (Server::start().await, Place::new());
-    let file = place.put("f", "");
-    let content = "x".repeat(8 << 20);
-    let write = json!({"path": file, "dataBase64": STANDARD.encode(&content), "operationId": "w"});
+    // It fails where it was done before.
+    let change = json!({"path": place.uri("d"), "recursive": false, "operationId": "d"});
     let mut client = Client::connect(&server).await;
     let session = client.session.clone();
-    client.begin("fs/writeFile", write.clone()).await;
+    client.begin("fs/createDirectory", change.clone()).await;
+    // It is done, and its answer is never read.
+    let done = async {
+        while !place.path("d").exists() {
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(PATIENCE, done).await.unwrap();
     client.cut();
     let mut resumed = Client::resume(&server, &session).await;
-    resumed.ok("fs/writeFile", write).await;
-    let before = std::fs::metadata(place.path("f")).unwrap();
-    assert_eq!(before.size(), 8 << 20);
+    assert_eq!(resumed.ok("fs/createDirectory", change).await, json!({}));
+    let refusal = resumed.refused("fs/createDirectory", json!({"path": place.uri("d"), "recursive": false})).await;
+    assert!(refusal.message.contains("os error 17"), "without its name it is another change: {refusal:?}");
 }
