@@ -35,11 +35,11 @@ pub(crate) struct Serve {
     /// A name that the Host of a request may have, beside addresses and localhost; may be repeated.
     #[arg(long, value_name = "NAME")]
     pub(crate) allow_host: Vec<String>,
-    /// Sockets of clients at a time; more are refused.
-    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = at_least_one)]
+    /// Sockets of clients at a time, 1 to 65536; more are refused.
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = connections)]
     pub(crate) max_connections: usize,
-    /// Calls of one connection that run side by side.
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = at_least_one)]
+    /// Calls of one connection that run side by side, 1 to 4096.
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = calls)]
     pub(crate) concurrent_requests: usize,
     /// Seconds for which a detached session and a closed process are kept.
     #[arg(long, value_name = "SECONDS", default_value_t = 90, value_parser = clap::value_parser!(u64).range(1..=86_400))]
@@ -159,10 +159,18 @@ pub(crate) struct Explain {
     pub(crate) paths: Vec<PathBuf>,
 }
 
-fn at_least_one(text: &str) -> Result<usize, String> {
+fn connections(text: &str) -> Result<usize, String> {
+    from_one_to(65_536, text)
+}
+
+fn calls(text: &str) -> Result<usize, String> {
+    from_one_to(4096, text)
+}
+
+fn from_one_to(most: usize, text: &str) -> Result<usize, String> {
     match text.parse::<usize>() {
-        Ok(number @ 1..=4096) => Ok(number),
-        Ok(number) => Err(format!("{number} is not between 1 and 4096")),
+        Ok(number) if (1..=most).contains(&number) => Ok(number),
+        Ok(number) => Err(format!("{number} is not between 1 and {most}")),
         Err(error) => Err(error.to_string()),
     }
 }

@@ -4,8 +4,9 @@ use crate::Failure;
 use crate::args::{Auth, WsAuth};
 use portcullis::client::Token;
 use portcullis::{Credential, SignedBearer, token_path};
-use std::net::SocketAddr;
-use std::path::Path;
+use std::ffi::OsStr;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Bytes of a file with a token or a secret.
@@ -16,6 +17,7 @@ pub(crate) fn from_flags(flags: &Auth) -> Result<Credential, Failure> {
     if flags.insecure_no_auth {
         return Ok(Credential::Insecure);
     }
+    refuse_flags_of_the_other_kind(flags)?;
     match flags.ws_auth {
         None => Ok(Credential::Generated { file: flags.token_file.clone() }),
         Some(WsAuth::CapabilityToken) => match (&flags.ws_token_file, &flags.ws_token_sha256) {
@@ -38,22 +40,57 @@ pub(crate) fn from_flags(flags: &Auth) -> Result<Credential, Failure> {
     }
 }
 
-/// The token for a running server: from the file, or where a server of this user on this machine has put its own. None is no
-/// error, since a server may ask for nothing.
-pub(crate) fn of_server(url: &str, file: Option<&Path>) -> Result<Option<Token>, Failure> {
+/// A flag that would change nothing is one that its author is mistaken about, and who is mistaken about who may connect must hear
+/// of it.
+fn refuse_flags_of_the_other_kind(flags: &Auth) -> Result<(), Failure> {
+    let of_capability_tokens =
+        [("--ws-token-file", flags.ws_token_file.is_some()), ("--ws-token-sha256", flags.ws_token_sha256.is_some())];
+    let of_signed_tokens = [
+        ("--ws-shared-secret-file", flags.ws_shared_secret_file.is_some()),
+        ("--ws-issuer", flags.ws_issuer.is_some()),
+        ("--ws-audience", flags.ws_audience.is_some()),
+        ("--ws-max-clock-skew-seconds", flags.ws_max_clock_skew_seconds.is_some()),
+    ];
+    let (others, kind, own) = match flags.ws_auth {
+        Some(WsAuth::CapabilityToken) => (&of_signed_tokens[..], "signed-bearer-token", "capability-token"),
+        Some(WsAuth::SignedBearerToken) => (&of_capability_tokens[..], "capability-token", "signed-bearer-token"),
+        None => return Ok(()),
+    };
+    match others.iter().find(|(_, is_given)| *is_given) {
+        Some((flag, _)) => Err(format!("{flag} is for --ws-auth {kind}, and does nothing with {own}").into()),
+        None => Ok(()),
+    }
+}
+
+/// Where to dial a running server, and the token for it: from the file, or where a server of this user on this machine has put
+/// its own. None is no error, since a server may ask for nothing. A token that was found goes to the very address that it was
+/// found for: `localhost` may lead to several, and another one may be somebody else's.
+pub(crate) fn of_server(url: &str, file: Option<&Path>) -> Result<(String, Option<Token>), Failure> {
     if let Some(file) = file {
         let file = std::path::absolute(file).map_err(|error| format!("--token-file {}: {error}", file.display()))?;
-        return Ok(Some(Token::new(read(&file, "--token-file")?)));
+        return Ok((url.to_owned(), Some(Token::new(read(&file, "--token-file")?))));
     }
-    let address = url.strip_prefix("ws://").unwrap_or_default().split('/').next().unwrap_or_default();
-    let address = address.replacen("localhost:", "127.0.0.1:", 1);
-    let Some(port) =
-        address.parse::<SocketAddr>().ok().filter(|address| address.ip().is_loopback()).map(|address| address.port())
-    else {
-        return Ok(None);
+    let (runtime, home) = (std::env::var_os("XDG_RUNTIME_DIR"), std::env::var_os("HOME"));
+    match found(url, runtime.as_deref(), home.as_deref()) {
+        Some((url, path)) => Ok((url, Some(Token::new(read(&path, "token file")?)))),
+        None => Ok((url.to_owned(), None)),
+    }
+}
+
+/// The file with the token for a URL, and the URL with the address that the file is for.
+fn found(url: &str, runtime: Option<&OsStr>, home: Option<&OsStr>) -> Option<(String, PathBuf)> {
+    let rest = url.strip_prefix("ws://")?;
+    let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+    let addresses = match authority.strip_prefix("localhost:") {
+        Some(port) => {
+            let port = port.parse().ok()?;
+            vec![SocketAddr::from((Ipv4Addr::LOCALHOST, port)), SocketAddr::from((Ipv6Addr::LOCALHOST, port))]
+        }
+        None => vec![authority.parse().ok()?],
     };
-    let path = token_path(std::env::var_os("XDG_RUNTIME_DIR").as_deref(), std::env::var_os("HOME").as_deref(), port);
-    Ok(path.filter(|path| path.exists()).map(|path| read(&path, "token file")).transpose()?.map(Token::new))
+    let of_this_machine = addresses.into_iter().filter(|address| address.ip().is_loopback());
+    let mut files = of_this_machine.filter_map(|address| Some((address, token_path(runtime, home, address)?)));
+    files.find(|(_, file)| file.exists()).map(|(address, file)| (format!("ws://{address}{path}"), file))
 }
 
 /// A file's text without the blanks around it.
@@ -86,6 +123,37 @@ fn digest(text: &str) -> Result<[u8; 32], Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_token_is_found_for_one_address_which_is_dialled() {
+        let place = tempfile::tempdir().unwrap();
+        let directory = place.path().join("portcullis");
+        std::fs::create_dir(&directory).unwrap();
+        for name in ["127.0.0.1:7", "127.0.0.2:8", "[::1]:9", "127.0.0.1:10", "[::1]:10", "192.0.2.1:7"] {
+            std::fs::write(directory.join(format!("{name}.token")), name).unwrap();
+        }
+        for (url, expect) in [
+            ("ws://127.0.0.1:7", Some(("ws://127.0.0.1:7", "127.0.0.1:7"))),
+            ("ws://127.0.0.1:7/p", Some(("ws://127.0.0.1:7/p", "127.0.0.1:7"))),
+            ("ws://localhost:7/", Some(("ws://127.0.0.1:7/", "127.0.0.1:7"))),
+            ("ws://localhost:9", Some(("ws://[::1]:9", "[::1]:9"))),
+            ("ws://localhost:10", Some(("ws://127.0.0.1:10", "127.0.0.1:10"))),
+            ("ws://[::1]:9", Some(("ws://[::1]:9", "[::1]:9"))),
+            ("ws://127.0.0.2:8", Some(("ws://127.0.0.2:8", "127.0.0.2:8"))),
+            // Servers at other addresses of the same port, which may be anybody's.
+            ("ws://127.0.0.2:7", None),
+            ("ws://[::1]:7", None),
+            ("ws://localhost:8", None),
+            ("ws://192.0.2.1:7", None),
+            ("ws://localhost:7@evil.example", None),
+            ("ws://localhost.evil.example:7", None),
+            ("ws://127.0.0.1:7@evil.example", None),
+            ("wss://127.0.0.1:7", None),
+        ] {
+            let expect = expect.map(|(url, name)| (url.to_owned(), directory.join(format!("{name}.token"))));
+            assert_eq!(found(url, Some(place.path().as_os_str()), None), expect, "{url}");
+        }
+    }
 
     #[test]
     fn digests_are_64_hexadecimal_digits() {

@@ -34,8 +34,9 @@ const END_OF_INPUT: u8 = 4;
 pub(crate) async fn run(options: &Exec) -> Result<ExitCode, Failure> {
     let params = start_params(options)?;
     if let Some(url) = &options.url {
-        let mut connect = ExecServerClientConnectOptions::new(url, "portcullis exec");
-        connect.token = credential::of_server(url, options.token_file.as_deref())?;
+        let (url, token) = credential::of_server(url, options.token_file.as_deref())?;
+        let mut connect = ExecServerClientConnectOptions::new(&url, "portcullis exec");
+        connect.token = token;
         let (client, task) = ExecServerClient::connect(&connect).await?;
         let done = start_and_follow(client, &params).await;
         task.await?;

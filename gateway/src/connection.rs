@@ -235,7 +235,7 @@ impl Connection {
                 self.answer(&id, &Empty {}).await
             }
             Call::NotBuilt { method, .. } => Err(RpcError::unknown_method(method)),
-            files => self.files(id, files),
+            files => self.files(id, files).await,
         }
     }
 

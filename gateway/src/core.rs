@@ -7,7 +7,7 @@ use crate::helper::pool::Pool;
 use crate::helper::spawner::{Spawner, SpawnerError};
 use crate::link::Link;
 use crate::peer::Peers;
-use crate::policies::{Named, Policies};
+use crate::policies::{Ceiling, Policies};
 use crate::process::launch;
 use crate::registry::Registry;
 use crate::reply;
@@ -66,10 +66,8 @@ pub(crate) struct Core {
     pub(crate) config: Config,
     pub(crate) machine: Machine,
     /// What no request may exceed.
-    pub(crate) ceiling: Option<Named>,
+    pub(crate) ceiling: Ceiling,
     pub(crate) environment: EnvironmentInfo,
-    /// Where tokens are that open listeners of this user.
-    tokens: Vec<AbsolutePath>,
     /// What can be enforced here, as found at the start.
     pub(crate) enforcement: Enforcement,
     pub(crate) registry: Registry,
@@ -120,11 +118,11 @@ impl Gateway {
         let (spawner, spawner_task) = Spawner::start(&config.paths.executable).await.map_err(failed)?;
         let (pool, pool_task) = Pool::start(spawner.clone());
         let (work, queue) = mpsc::channel(QUEUE);
+        let tokens = config.token_places().iter().filter_map(|place| AbsolutePath::new(place).ok()).collect();
         let core = Arc::new(Core {
             machine: Machine::here(config.variable("TMPDIR")),
-            ceiling: config.ceiling.clone().map(Named::new),
+            ceiling: Ceiling::new(config.ceiling.clone(), tokens),
             environment: environment::describe(&config),
-            tokens: config.token_places().iter().filter_map(|place| AbsolutePath::new(place).ok()).collect(),
             enforcement: report::enforcement(spawner.namespaces()),
             registry: Registry::default(),
             pool: pool.clone(),
@@ -233,13 +231,11 @@ impl Core {
 }
 
 impl Core {
-    /// A process must not find what opens the gateway's own listener, for itself or for another one. Without namespaces nothing
-    /// can be taken out of what may be read; there the listener refuses whatever the gateway started.
+    /// Without namespaces nothing can be taken out of what a process may read; there the listener refuses whatever the gateway
+    /// started.
     fn without_tokens(&self, policy: Arc<Policy>) -> Arc<Policy> {
         match self.spawner.namespaces() {
-            NamespaceLayer::Available { .. } => {
-                Arc::new(self.tokens.iter().fold(Policy::clone(&policy), |policy, place| policy.hiding(place)))
-            }
+            NamespaceLayer::Available { .. } => Arc::new(self.ceiling.without_tokens(Policy::clone(&policy))),
             NamespaceLayer::Unavailable { .. } => policy,
         }
     }

@@ -26,6 +26,7 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 /// Where a server listens unless it is told otherwise: loopback, on a port of the system's choice.
@@ -166,43 +167,26 @@ async fn serve_websocket(address: SocketAddr, config: Config, stop: &Cancellatio
     let clients_decide = config.ceiling.is_none();
     let gateway = Gateway::start(config).await?;
     let idled = gateway.idled();
-    let peers = address.ip().is_loopback().then(|| gateway.peers(local));
-    warn(local, &guard, clients_decide, peers.as_ref());
+    let peers = gateway.peers(local);
+    warn(local, &guard, clients_decide, &peers);
     let (upgrades, mut upgraded) = mpsc::channel(UPGRADES);
     let serving = Serving { upgrades, readiness: gateway.readiness(), peers, guard, hosts, stop: stop.clone() };
-    let mut accepting = tokio::spawn(accept::run(listener, serving, connections));
+    let accepting = tokio::spawn(accept::run(listener, serving, connections));
     writeln!(io::stdout(), "ws://{local}").map_err(failed("say on standard output where to reach"))?;
-    let mut sockets = tokio::task::JoinSet::new();
-    let begin = |Upgraded { socket, peer, place }: Upgraded, sockets: &mut tokio::task::JoinSet<()>| {
-        let (link, end) = Link::pair(format!("websocket JSON-RPC message from exec-server websocket {peer}"), true);
-        let link = Link { handshake: Some(HANDSHAKE), ..link.answering_pings() };
-        sockets.spawn(async move {
-            carry(socket, end).await;
-            drop(place);
-        });
-        link
-    };
+    let mut sockets = JoinSet::new();
     loop {
         tokio::select! {
-            Some(one) = upgraded.recv() => {
-                let link = begin(one, &mut sockets);
-                gateway.accept(link).await;
-            }
+            Some(one) = upgraded.recv() => begin(one, &gateway, &mut sockets).await,
             Some(_ended) = sockets.join_next() => {}
             () = idled.cancelled() => stop.cancel(),
             () = stop.cancelled() => break,
         }
     }
-    // Who was told that the upgrade succeeds before the stop is served, and hears of the end like everybody else.
+    // Who was told that the upgrade succeeds before the stop is served, and hears of the end like everybody else. The last
+    // sender goes when nothing is accepted any more and every upgraded socket has arrived here.
     let fenced = async {
-        loop {
-            tokio::select! {
-                Some(one) = upgraded.recv() => {
-                    let link = begin(one, &mut sockets);
-                    gateway.accept(link).await;
-                }
-                _ended = &mut accepting => break,
-            }
+        while let Some(one) = upgraded.recv().await {
+            begin(one, &gateway, &mut sockets).await;
         }
     };
     let _half_open = tokio::time::timeout(STRAGGLERS, fenced).await;
@@ -213,6 +197,17 @@ async fn serve_websocket(address: SocketAddr, config: Config, stop: &Cancellatio
     sockets.shutdown().await;
     drop(token_files);
     Ok(())
+}
+
+/// Gives an upgraded socket to the gateway.
+async fn begin(one: Upgraded, gateway: &Gateway, sockets: &mut JoinSet<()>) {
+    let Upgraded { socket, peer, place } = one;
+    let (link, end) = Link::pair(format!("websocket JSON-RPC message from exec-server websocket {peer}"), true);
+    sockets.spawn(async move {
+        carry(socket, end).await;
+        drop(place);
+    });
+    gateway.accept(Link { handshake: Some(HANDSHAKE), ..link.answering_pings() }).await;
 }
 
 /// What clients have to show, and the files that say so to those who belong. The files go when they are dropped.
@@ -230,7 +225,7 @@ fn guard(config: &Config, local: SocketAddr) -> Result<(Guard, Vec<TokenFile>), 
         files.push(TokenFile::write(path.clone(), &token).map_err(failed)?);
     }
     // For clients of this user on this machine. That it cannot be written is no reason to serve nobody.
-    let found = config.token_directory().map(|directory| token::in_directory(&directory, local.port()));
+    let found = config.token_directory().map(|directory| token::in_directory(&directory, local));
     match found.map(|path| TokenFile::write_in_directory(path, &token)) {
         Some(Ok(file)) => files.push(file),
         Some(Err(error)) => tracing::warn!("clients of this user do not find the token by themselves: {error}"),
@@ -248,7 +243,7 @@ fn guard(config: &Config, local: SocketAddr) -> Result<(Guard, Vec<TokenFile>), 
 }
 
 /// Says what the operator should know of who may ask for what.
-fn warn(local: SocketAddr, guard: &Guard, clients_decide: bool, peers: Option<&Peers>) {
+fn warn(local: SocketAddr, guard: &Guard, clients_decide: bool, peers: &Peers) {
     match (guard, clients_decide) {
         (Guard::Open, true) => tracing::warn!(
             "no operator's policy is set and clients give no credential: every program of this machine that reaches ws://{local} says itself what its requests may touch"
@@ -259,9 +254,9 @@ fn warn(local: SocketAddr, guard: &Guard, clients_decide: bool, peers: Option<&P
         (_, true) => tracing::warn!("no operator's policy is set: clients themselves say what their requests may touch"),
         (_, false) => {}
     }
-    if let Some(Err(reason)) = peers.map(Peers::can_be_told) {
+    if let Err(reason) = peers.can_be_told() {
         tracing::warn!(
-            "whose connection is whose cannot be told on this machine ({reason}): once a confined process with network was started, no new connection is served; offer sock_diag (CONFIG_INET_DIAG) and /proc to the gateway"
+            "whose connection is whose cannot be told on this machine ({reason}): once a confined process with network was started, no new connection from this machine is served; offer sock_diag (CONFIG_INET_DIAG) and /proc to the gateway"
         );
     }
 }

@@ -1,9 +1,10 @@
 //! Whose connection it is.
 //!
-//! A confined process that may use the network shares the loopback interface with the gateway, and could ask it for anything
-//! without a sandbox. So once such a process was started, the kernel is asked whose socket the other end of a connection is,
-//! and only that of a process outside of the gateway's own descendants is served. Whatever cannot be told is refused: a socket
-//! that nobody holds any more, one on its way between two processes, one whose holder cannot be looked at.
+//! A confined process that may use the network reaches the gateway at any address of this machine, and could ask it for
+//! anything without a sandbox. So once such a process was started, the kernel is asked whose socket the other end of a
+//! connection is, and only that of a process outside of the gateway's own descendants is served. Whatever cannot be told is
+//! refused: a socket that nobody holds any more, one on its way between two processes, one whose holder cannot be looked at.
+//! Only what comes from an address that is not of this machine is nobody's here.
 
 mod diag;
 mod holder;
@@ -12,14 +13,14 @@ use self::diag::Socket;
 use crate::blocking::Blocking;
 use crate::helper::spawner::Spawner;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Tells those who may be served from the gateway's own descendants. Clones share everything.
 #[derive(Debug, Clone)]
 pub(crate) struct Peers {
-    local: SocketAddr,
+    listener: SocketAddr,
     spawner: Spawner,
     /// Its few threads are also the bound of what many connections at once can cost.
     blocking: Blocking,
@@ -42,28 +43,29 @@ pub(crate) enum PeerError {
 }
 
 impl Peers {
-    /// For connections to a listener on a loopback address, where every other end is a socket of this machine.
-    pub(crate) fn new(local: SocketAddr, spawner: Spawner) -> Self {
-        Self { local, spawner, blocking: Blocking::new(), has_warned: Arc::default() }
+    /// For connections to a listener on this address, which may stand for every address of this machine.
+    pub(crate) fn new(listener: SocketAddr, spawner: Spawner) -> Self {
+        Self { listener, spawner, blocking: Blocking::new(), has_warned: Arc::default() }
     }
 
     /// Whether the kernel answers such questions here, by one about the listener itself. Blocks for a moment.
     pub(crate) fn can_be_told(&self) -> Result<(), String> {
-        let nobody = SocketAddr::new(if self.local.is_ipv4() { [0; 4].into() } else { [0_u16; 8].into() }, 0);
+        let nobody = SocketAddr::new(if self.listener.is_ipv4() { [0; 4].into() } else { [0_u16; 8].into() }, 0);
         let is_listener = |socket: &Socket| socket.state == diag::LISTEN && socket.inode != 0;
-        match diag::socket(self.local, nobody) {
+        match diag::socket(self.listener, nobody) {
             Ok(Some(socket)) if is_listener(&socket) => holder::look().map_err(|error| format!("/proc: {error}")),
             Ok(_other) => Err("sock_diag does not know the gateway's own listener".to_owned()),
             Err(error) => Err(format!("sock_diag: {error}")),
         }
     }
 
-    /// Whether a connection may be served. Where no confined process with network was ever started this is one read.
-    pub(crate) async fn admit(&self, peer: SocketAddr) -> Result<(), PeerError> {
+    /// Whether a connection may be served, by the addresses of its two ends: of the accepted socket's own one, since that of a
+    /// listener may be a wildcard. Where no confined process with network was ever started this is one read.
+    pub(crate) async fn admit(&self, peer: SocketAddr, local: SocketAddr) -> Result<(), PeerError> {
         if !self.spawner.has_dialers() {
             return Ok(());
         }
-        let (local, spawner) = (self.local, self.spawner.pid());
+        let spawner = self.spawner.pid();
         let told = self.blocking.run(move || tell(peer, local, spawner)).await;
         let told = told.unwrap_or_else(|lost| Err(PeerError::Unknown(lost.to_string())));
         // After the question: descendants of a spawner that died are nobody's that could be named.
@@ -84,7 +86,15 @@ impl Peers {
 }
 
 fn tell(peer: SocketAddr, local: SocketAddr, spawner: u32) -> Result<(), PeerError> {
+    // A listener on all addresses of both families writes those of IPv4 in the form of IPv6, and the other end does not.
+    let [peer, local] = [peer, local].map(|mut address| {
+        address.set_ip(address.ip().to_canonical());
+        address
+    });
     let unknown = |text: &'static str| move |error: io::Error| PeerError::Unknown(format!("{text}: {error}"));
+    if !is_of_this_machine(peer) {
+        return Ok(());
+    }
     let socket = diag::socket(peer, local).map_err(unknown("sock_diag"))?;
     // One that is closing already may have left its request behind. It belongs to nobody, and some kernels say it is root's.
     let Some(socket) = socket.filter(|socket| socket.state == diag::ESTABLISHED && socket.inode != 0) else {
@@ -100,6 +110,17 @@ fn tell(peer: SocketAddr, local: SocketAddr, spawner: u32) -> Result<(), PeerErr
         return Err(PeerError::Unknown("no process that can be looked at holds its other end".to_owned()));
     };
     if holder.descends_from(spawner) { Err(PeerError::Descendant(holder.pid())) } else { Ok(()) }
+}
+
+/// Whether an address is one of this machine's, which is what may be bound. Any other answer than that it is not counts as yes:
+/// then it must also be found whose it is. Neither end needs to be on loopback: a process reaches any of the machine's
+/// addresses from any other.
+fn is_of_this_machine(mut address: SocketAddr) -> bool {
+    address.set_port(0);
+    match UdpSocket::bind(address) {
+        Ok(_bound) => true,
+        Err(error) => error.kind() != io::ErrorKind::AddrNotAvailable,
+    }
 }
 
 #[cfg(test)]
@@ -177,6 +198,39 @@ mod tests {
         let peers = Peers::new(listener.local_addr().unwrap(), spawner);
         assert_eq!(peers.can_be_told(), Ok(()));
         // Nothing confined was started: nobody is asked about, not even about who cannot be there.
-        peers.admit("127.0.0.1:1".parse().unwrap()).await.unwrap();
+        peers.admit("127.0.0.1:1".parse().unwrap(), listener.local_addr().unwrap()).await.unwrap();
+        for wildcard in ["0.0.0.0:0", "[::]:0"] {
+            let listener = TcpListener::bind(wildcard).unwrap();
+            let peers = Peers { listener: listener.local_addr().unwrap(), ..peers.clone() };
+            assert_eq!(peers.can_be_told(), Ok(()), "{wildcard}");
+        }
+    }
+
+    #[test]
+    fn who_connects_to_a_wildcard_is_known_by_the_addresses_of_the_connection() {
+        for (wildcard, dialled) in
+            [("0.0.0.0:0", "127.0.0.1"), ("0.0.0.0:0", "127.0.0.2"), ("[::]:0", "127.0.0.1"), ("[::]:0", "::1")]
+        {
+            let listener = TcpListener::bind(wildcard).unwrap();
+            let to = SocketAddr::new(dialled.parse().unwrap(), listener.local_addr().unwrap().port());
+            let _client = TcpStream::connect(to).unwrap();
+            let (server, peer) = listener.accept().unwrap();
+            let local = server.local_addr().unwrap();
+            tell(peer, local, NOBODY).unwrap();
+            let told = tell(peer, local, std::process::id());
+            assert!(matches!(told, Err(PeerError::Descendant(_))), "{wildcard} at {dialled}: {told:?}");
+        }
+    }
+
+    #[test]
+    fn what_comes_from_elsewhere_is_nobodys_here() {
+        let local = "127.0.0.1:1".parse().unwrap();
+        // Addresses for documentation (RFC 5737, RFC 3849), which no machine has.
+        for elsewhere in ["192.0.2.1:1", "[2001:db8::1]:1", "[::ffff:192.0.2.1]:1"] {
+            tell(elsewhere.parse().unwrap(), local, std::process::id()).unwrap();
+        }
+        for here in ["127.0.0.1:1", "[::1]:1", "[::ffff:127.0.0.1]:1"] {
+            assert!(tell(here.parse().unwrap(), local, NOBODY).is_err(), "{here}: nobody has this connection");
+        }
     }
 }

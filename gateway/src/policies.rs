@@ -33,27 +33,57 @@ impl Named {
     }
 }
 
+/// What no confined request may exceed, and what a request without a policy of its own gets.
+#[derive(Debug, Clone)]
+pub(crate) struct Ceiling {
+    /// The operator's policy.
+    policy: Option<Named>,
+    /// The same for file calls.
+    for_files: Option<Named>,
+    /// Where tokens are that open listeners of this user.
+    tokens: Arc<[AbsolutePath]>,
+}
+
+impl Ceiling {
+    pub(crate) fn new(policy: Option<Policy>, tokens: Arc<[AbsolutePath]>) -> Self {
+        let mut ceiling = Self { policy: None, for_files: None, tokens };
+        ceiling.for_files = policy.clone().map(|policy| Named::new(ceiling.without_tokens(policy)));
+        ceiling.policy = policy.map(Named::new);
+        ceiling
+    }
+
+    /// What is confined must not find what opens the gateway's own listener, for itself or for somebody else: who holds a token
+    /// may ask without a sandbox.
+    pub(crate) fn without_tokens(&self, policy: Policy) -> Policy {
+        self.tokens.iter().fold(policy, |policy, place| policy.hiding(place))
+    }
+}
+
 /// The cache of one connection.
 #[derive(Debug)]
 pub(crate) struct Policies {
     machine: Machine,
-    /// What no request may exceed, and what a request without a policy of its own gets.
-    ceiling: Option<Named>,
+    ceiling: Ceiling,
     known: HashMap<Box<str>, Option<Named>>,
 }
 
 impl Policies {
-    pub(crate) fn new(machine: Machine, ceiling: Option<Named>) -> Self {
+    pub(crate) fn new(machine: Machine, ceiling: Ceiling) -> Self {
         Self { machine, ceiling, known: HashMap::new() }
     }
 
-    /// The policy of a file call; none means that no confinement was asked for, neither by the client nor by the operator.
+    /// The policy of a file call, without the places of tokens, which workers can deny on any machine; none means that no
+    /// confinement was asked for, neither by the client nor by the operator.
     pub(crate) fn for_files(&mut self, sandbox: Option<&RawValue>) -> Result<Option<Named>, RpcError> {
-        let Some(text) = text(sandbox) else { return Ok(self.ceiling.clone()) };
+        let Some(text) = text(sandbox) else { return Ok(self.ceiling.for_files.clone()) };
         if let Some(known) = self.known.get(text) {
             return Ok(known.clone());
         }
-        let named = self.resolve(text, None)?;
+        // Once for as long as the text is remembered.
+        let named = match self.resolve(text, None)? {
+            Some(policy) => Some(Named::new(self.ceiling.without_tokens(policy))),
+            None => self.ceiling.for_files.clone(),
+        };
         if self.known.len() >= CAPACITY {
             self.known.clear();
         }
@@ -66,26 +96,21 @@ impl Policies {
     /// The policy of a process, whose working directory stands in for an absent one. It is resolved each time: a start costs
     /// far more, and the text alone does not decide.
     pub(crate) fn for_process(&self, sandbox: Option<&RawValue>, cwd: &AbsolutePath) -> Result<Option<Named>, RpcError> {
-        match text(sandbox) {
-            Some(text) => self.resolve(text, Some(cwd)),
-            None => Ok(self.ceiling.clone()),
-        }
+        let own = text(sandbox).map(|text| self.resolve(text, Some(cwd))).transpose()?.flatten();
+        Ok(own.map(Named::new).or_else(|| self.ceiling.policy.clone()))
     }
 
-    fn resolve(&self, text: &str, cwd: Option<&AbsolutePath>) -> Result<Option<Named>, RpcError> {
+    /// What the text says, within the ceiling; none if it asks for nothing, so that the ceiling alone decides.
+    fn resolve(&self, text: &str, cwd: Option<&AbsolutePath>) -> Result<Option<Policy>, RpcError> {
         let refused = |error: String| RpcError::new(code::INVALID_PARAMS, error);
         if text.len() > BOUND {
             return Err(refused(format!("sandbox of {} bytes: at most {BOUND} are allowed", text.len())));
         }
         let sandbox = Sandbox::parse(text).map_err(|error| refused(error.to_string()))?;
         let own = resolve::resolve(&sandbox, cwd, &self.machine).map_err(|error| refused(error.to_string()))?;
-        Ok(match (own, &self.ceiling) {
-            (Some(own), Some(ceiling)) => {
-                let bounded = own.bounded_by(&ceiling.policy).map_err(|error| refused(error.to_string()))?;
-                Some(Named::new(bounded))
-            }
-            (Some(own), None) => Some(Named::new(own)),
-            (None, ceiling) => ceiling.clone(),
+        Ok(match (own, &self.ceiling.policy) {
+            (Some(own), Some(ceiling)) => Some(own.bounded_by(&ceiling.policy).map_err(|error| refused(error.to_string()))?),
+            (own, _) => own,
         })
     }
 }
@@ -99,7 +124,7 @@ fn text(sandbox: Option<&RawValue>) -> Option<&str> {
 mod tests {
     use super::*;
     use portcullis_sandbox::file;
-    use portcullis_sandbox::policy::{Files, Network};
+    use portcullis_sandbox::policy::{Access, Files, Network};
 
     fn policies(ceiling: Option<&str>) -> Policies {
         let resolved = ceiling.map(|name| {
@@ -107,7 +132,7 @@ mod tests {
             let cwd = AbsolutePath::new("/ceiling").unwrap();
             resolve::resolve(&sandbox, Some(&cwd), &Machine::default()).unwrap().unwrap()
         });
-        Policies::new(Machine::default(), resolved.map(Named::new))
+        Policies::new(Machine::default(), Ceiling::new(resolved, Arc::new([])))
     }
 
     fn both(policies: &mut Policies, text: Option<&str>) -> [Option<Named>; 2] {
@@ -128,7 +153,7 @@ mod tests {
     #[test]
     fn who_asks_for_nothing_gets_the_ceiling() {
         let mut bounded = policies(Some("workspace-write"));
-        let ceiling = bounded.ceiling.clone().unwrap();
+        let ceiling = bounded.ceiling.policy.clone().unwrap();
         for text in NONE {
             for named in both(&mut bounded, text) {
                 assert_eq!(named.unwrap().hash, ceiling.hash, "{text:?}");
@@ -138,6 +163,28 @@ mod tests {
         // Somebody else confines the files, the operator did not say that it is so.
         for named in both(&mut bounded, Some(r#"{"type":"external-sandbox"}"#)) {
             assert_eq!(named.unwrap().hash, ceiling.hash);
+        }
+    }
+
+    #[test]
+    fn no_file_call_under_a_policy_gets_to_see_tokens() {
+        let place = AbsolutePath::new("/run/own").unwrap();
+        for ceiling in [None, Some("workspace-write")] {
+            let mut policies = policies(ceiling);
+            let policy = policies.ceiling.policy.take().map(|named| Policy::clone(&named.policy));
+            policies.ceiling = Ceiling::new(policy, Arc::new([place.clone()]));
+            for text in [None, Some(r#"{"type":"read-only"}"#), Some(r#"{"type":"danger-full-access"}"#)] {
+                for _from_text_then_from_memory in 0..2 {
+                    let [named, _of_a_process] = both(&mut policies, text);
+                    let Some(named) = named else {
+                        assert!(ceiling.is_none() && text != Some(r#"{"type":"read-only"}"#), "{ceiling:?} {text:?}");
+                        continue;
+                    };
+                    let denied = named.policy.files.sets().flat_map(|set| &set.entries);
+                    assert_eq!(denied.filter(|entry| entry.path == place && entry.access == Access::Deny).count(), 1);
+                    assert_eq!(named.hash, named.policy.hash(), "workers are told apart by it");
+                }
+            }
         }
     }
 

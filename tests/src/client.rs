@@ -9,6 +9,8 @@ use std::collections::VecDeque;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
+use tokio_tungstenite::tungstenite::handshake::client::Request;
 use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream};
 
@@ -75,11 +77,25 @@ impl Client {
         client
     }
 
+    /// Connects with a token, with both steps of the handshake.
+    pub async fn connect_with_token(url: &str, token: &str) -> Self {
+        let mut request = url.into_client_request().expect("a URL");
+        request.headers_mut().insert("authorization", format!("Bearer {token}").parse().expect("a token"));
+        let mut client = Self::dial_with(request).await;
+        client.initialize(None).await.expect("initialize");
+        client.send(&json!({"method": "initialized"})).await;
+        client
+    }
+
     /// Connects and says nothing.
     pub async fn dial(url: &str) -> Self {
+        Self::dial_with(url.into_client_request().expect("a URL")).await
+    }
+
+    async fn dial_with(request: Request) -> Self {
         let config = WebSocketConfig::default().max_message_size(None).max_frame_size(None);
         let (socket, _response) =
-            tokio_tungstenite::connect_async_with_config(url, Some(config), true).await.expect("connect to the server");
+            tokio_tungstenite::connect_async_with_config(request, Some(config), true).await.expect("connect to the server");
         Self { socket, waiting: VecDeque::new(), next: 0, session: String::new() }
     }
 

@@ -1,8 +1,7 @@
 //! Routes of the file calls and of file handles.
 
 use super::Connection;
-use crate::answer::{Answer, answered, text, text_size};
-use crate::blocking;
+use crate::answer::{Answer, text, text_size};
 use crate::core::Core;
 use crate::fs_call::{self, FsCall};
 use crate::handles::{self, Disk};
@@ -21,11 +20,11 @@ use tokio::sync::oneshot;
 const LISTING: usize = MAX_BODY;
 
 impl Connection {
-    pub(super) fn files(&mut self, id: Id, call: Call) -> Result<(), RpcError> {
+    pub(super) async fn files(&mut self, id: Id, call: Call) -> Result<(), RpcError> {
         let (core, disk, replies) = (Arc::clone(&self.core), self.disk.clone(), self.replies.clone());
         let carried = self.prepare(call)?;
         if carried.call.operation_id.is_some() {
-            return self.change(id, carried);
+            return self.change(id, carried).await;
         }
         self.run(id.clone(), async move {
             let attempt = carried.call.attempt.clone();
@@ -48,26 +47,16 @@ impl Connection {
     }
 
     /// A change that may have been sent before: the session carries it out, so that its outcome is known whatever becomes of
-    /// this connection.
-    fn change(&mut self, id: Id, carried: Prepared) -> Result<(), RpcError> {
+    /// this connection. It is the session's before anything that came later is looked at.
+    async fn change(&mut self, id: Id, carried: Prepared) -> Result<(), RpcError> {
         let (core, disk, charge) = (Arc::clone(&self.core), self.disk.clone(), self.charge.take());
-        let (session, _attachment) = self.attached.as_ref().ok_or_else(reply::session_ended)?;
-        let session = session.clone();
-        self.run(id.clone(), async move {
-            let attempt = carried.call.attempt.clone();
-            let lost = |lost: blocking::Lost| reply::internal(format!("{attempt}: {lost}"));
-            let (digest, carried) = disk.blocking.run(move || (carried.call.digest(), carried)).await.map_err(lost)?;
-            let operation = carried.call.operation_id.clone().unwrap_or_default();
-            let work = Box::pin(async move {
-                let _room_of_the_message = charge;
-                carried.out(&core, &disk).await.map(|_changed| ())
-            });
-            let (reply, answer) = oneshot::channel();
-            let change = Change { operation, digest, work };
-            session.send(Command::Change { change, reply }).await.map_err(|_| reply::session_ended())?;
-            answered(id, answer).await
+        let (digest, operation) = (carried.call.digest(), carried.call.operation_id.clone().unwrap_or_default());
+        let work = Box::pin(async move {
+            let _room_of_the_message = charge;
+            carried.out(&core, &disk).await.map(|_changed| ())
         });
-        Ok(())
+        let change = Change { operation, digest, work };
+        self.ask(id, |reply| Command::Change { change, reply }).await
     }
 
     pub(super) fn open(&mut self, id: Id, params: OpenParams) -> Result<(), RpcError> {

@@ -13,12 +13,12 @@ use axum::body::Body;
 use axum::extract::ws::rejection::WebSocketUpgradeRejection;
 use axum::extract::ws::{WebSocket, WebSocketUpgrade};
 use axum::extract::{Extension, Request, State};
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{any, get};
 use futures_util::FutureExt as _;
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::TokioIo;
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
@@ -27,7 +27,7 @@ use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinSet;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt as _;
 
@@ -39,8 +39,9 @@ pub(super) const MESSAGE: usize = 64 << 20;
 const READ_BUFFER: usize = 8 << 10;
 /// Bytes of a request's line and headers.
 const HEADERS: usize = 32 << 10;
-/// How long a client may take from one request to the end of the next one's headers.
-const HEADERS_DEADLINE: Duration = Duration::from_secs(10);
+/// How long a socket may take until it is upgraded, or has sent its one request and taken the answer. One deadline for all: a
+/// place must not be held by somebody who shows no credential, however busy.
+const DEADLINE: Duration = Duration::from_secs(10);
 /// How long the listener waits after the system refused to accept, as when descriptors have run out.
 const AFTER_ERROR: Duration = Duration::from_millis(100);
 
@@ -49,7 +50,7 @@ const AFTER_ERROR: Duration = Duration::from_millis(100);
 pub(super) struct Serving {
     pub(super) upgrades: mpsc::Sender<Upgraded>,
     pub(super) readiness: Readiness,
-    pub(super) peers: Option<Peers>,
+    pub(super) peers: Peers,
     pub(super) guard: Guard,
     /// What a `Host` header may name beside addresses.
     pub(super) hosts: Arc<[String]>,
@@ -106,26 +107,35 @@ pub(super) async fn run(listener: TcpListener, serving: Serving, connections: us
     while sockets.join_next().await.is_some() {}
 }
 
-/// Answers the requests of one socket, until it is upgraded or ends.
+/// Answers the one request of a socket, or upgrades it.
 async fn serve(socket: TcpStream, peer: SocketAddr, place: OwnedSemaphorePermit, app: Router) {
     let place = Arc::new(place);
+    let local = match socket.local_addr() {
+        Ok(local) => local,
+        Err(error) => return tracing::debug!(%peer, "its own address: {error}"),
+    };
     let service = hyper::service::service_fn(|request: hyper::Request<hyper::body::Incoming>| {
         let (app, place) = (app.clone(), Arc::clone(&place));
         let mut request = request.map(Body::new);
-        request.extensions_mut().insert(Arrival { peer, place });
+        request.extensions_mut().insert(Arrival { peer, local, place });
         async move {
-            let answered: Result<Response, Infallible> = app.oneshot(request).await;
-            answered
+            let mut answer = app.oneshot(request).await?;
+            // Not by a setting of the whole socket, which would say so of an upgrade too.
+            if answer.status() != StatusCode::SWITCHING_PROTOCOLS {
+                answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+            }
+            Ok::<Response, Infallible>(answer)
         }
     });
     let served = hyper::server::conn::http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(HEADERS_DEADLINE)
         .max_buf_size(HEADERS)
         .serve_connection(TokioIo::new(socket), service)
         .with_upgrades();
-    if let Err(error) = served.await {
-        tracing::debug!(%peer, "http: {error}");
+    // It ends with the upgrade, so what follows that has time.
+    match timeout(DEADLINE, served).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::debug!(%peer, "http: {error}"),
+        Err(_elapsed) => tracing::debug!(%peer, "http: neither upgraded nor answered within {} s", DEADLINE.as_secs()),
     }
 }
 
@@ -133,6 +143,8 @@ async fn serve(socket: TcpStream, peer: SocketAddr, place: OwnedSemaphorePermit,
 #[derive(Debug, Clone)]
 struct Arrival {
     peer: SocketAddr,
+    /// The address that it reached.
+    local: SocketAddr,
     place: Arc<OwnedSemaphorePermit>,
 }
 
@@ -165,7 +177,7 @@ async fn refuse_pages(State(serving): State<Serving>, request: Request, next: Ne
 
 async fn upgrade(
     State(serving): State<Serving>,
-    Extension(Arrival { peer, place }): Extension<Arrival>,
+    Extension(Arrival { peer, local, place }): Extension<Arrival>,
     headers: HeaderMap,
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Response {
@@ -179,9 +191,7 @@ async fn upgrade(
     if serving.stop.is_cancelled() {
         return (StatusCode::SERVICE_UNAVAILABLE, "the server is shutting down; nothing was done\n").into_response();
     }
-    if let Some(peers) = &serving.peers
-        && let Err(error) = peers.admit(peer).await
-    {
+    if let Err(error) = serving.peers.admit(peer, local).await {
         return (StatusCode::FORBIDDEN, format!("{error}\n")).into_response();
     }
     let upgrade = upgrade.max_frame_size(FRAME).max_message_size(MESSAGE).read_buffer_size(READ_BUFFER);

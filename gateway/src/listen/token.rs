@@ -3,22 +3,30 @@
 use base64_simd::URL_SAFE_NO_PAD;
 use std::ffi::OsStr;
 use std::io::{self, Read as _, Write as _};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// Bytes of a token before they are spelt: nobody guesses 256 bits.
 const BYTES: usize = 32;
 
-/// Where a server of this user that listens on a port of this machine puts its token, for clients of the same user: below
-/// `XDG_RUNTIME_DIR`, or else below `HOME`. None if neither is an absolute path.
+/// Where a server of this user that listens on an address of this machine puts its token, for clients of the same user: below
+/// `XDG_RUNTIME_DIR`, or else below `HOME`. None if neither is an absolute path. One that listens on all addresses is found
+/// under the loopback address of their family. The address is part of the name, since somebody else may serve the same port of
+/// another address, and must not be sent this token.
 #[must_use]
-pub fn token_path(runtime: Option<&OsStr>, home: Option<&OsStr>, port: u16) -> Option<PathBuf> {
-    token_directory(runtime, home).map(|directory| in_directory(&directory, port))
+pub fn token_path(runtime: Option<&OsStr>, home: Option<&OsStr>, address: SocketAddr) -> Option<PathBuf> {
+    token_directory(runtime, home).map(|directory| in_directory(&directory, address))
 }
 
-/// The file of a port in the directory of tokens.
-pub(super) fn in_directory(directory: &Path, port: u16) -> PathBuf {
-    directory.join(format!("{port}.token"))
+/// The file of an address in the directory of tokens.
+pub(super) fn in_directory(directory: &Path, address: SocketAddr) -> PathBuf {
+    let ip = match address.ip() {
+        IpAddr::V4(Ipv4Addr::UNSPECIFIED) => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(Ipv6Addr::UNSPECIFIED) => Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
+    };
+    directory.join(format!("{}.token", SocketAddr::new(ip, address.port())))
 }
 
 /// The directory of such tokens. No confined process gets to see it.
@@ -47,7 +55,7 @@ pub(super) struct TokenFile {
 
 impl TokenFile {
     /// Writes the token beside and renames it into place, so that nobody reads half of it, with mode 0600 from the first byte
-    /// on. An older file there is that of a server that is gone: the port is ours.
+    /// on. An older file there is that of a server that is gone: the address is ours.
     pub(super) fn write(path: PathBuf, token: &str) -> io::Result<Self> {
         let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
         let mut file = tempfile::Builder::new()
@@ -74,7 +82,7 @@ impl TokenFile {
 }
 
 impl Drop for TokenFile {
-    /// Removes the file if it is still this server's: another one may have the port, and the file, by now.
+    /// Removes the file if it is still this server's: another one may have the address, and the file, by now.
     fn drop(&mut self) {
         let mut held = String::new();
         #[expect(clippy::disallowed_types, reason = "the operator's own place, which no client names")]
@@ -115,9 +123,25 @@ mod tests {
 
     #[test]
     fn where_tokens_are_found() {
-        let path = |runtime: Option<&str>, home: Option<&str>| token_path(runtime.map(OsStr::new), home.map(OsStr::new), 7);
-        assert_eq!(path(Some("/run/user/1"), Some("/home/x")), Some("/run/user/1/portcullis/7.token".into()));
-        assert_eq!(path(None, Some("/home/x")), Some("/home/x/.local/state/portcullis/7.token".into()));
+        let path = |runtime: Option<&str>, home: Option<&str>| {
+            token_path(runtime.map(OsStr::new), home.map(OsStr::new), "127.0.0.1:7".parse().unwrap())
+        };
+        assert_eq!(path(Some("/run/user/1"), Some("/home/x")), Some("/run/user/1/portcullis/127.0.0.1:7.token".into()));
+        assert_eq!(path(None, Some("/home/x")), Some("/home/x/.local/state/portcullis/127.0.0.1:7.token".into()));
         assert_eq!(path(Some(""), Some("relative")), None);
+    }
+
+    #[test]
+    fn each_address_has_a_file_and_wildcards_that_of_loopback() {
+        for (address, name) in [
+            ("127.0.0.1:7", "127.0.0.1:7.token"),
+            ("127.0.0.2:7", "127.0.0.2:7.token"),
+            ("0.0.0.0:7", "127.0.0.1:7.token"),
+            ("[::1]:7", "[::1]:7.token"),
+            ("[::]:7", "[::1]:7.token"),
+            ("192.0.2.1:7", "192.0.2.1:7.token"),
+        ] {
+            assert_eq!(in_directory(Path::new("/d"), address.parse().unwrap()), Path::new("/d").join(name));
+        }
     }
 }

@@ -100,7 +100,7 @@ impl State {
     }
 
     /// A change of files that may have been sent before.
-    pub(super) fn change(&mut self, call: Call, operation: String, digest: [u8; 32]) {
+    pub(super) fn change(&mut self, call: Call, operation: String, digest: u64) {
         match self.changes.come(call, &operation, digest) {
             Ok(Come::New) => self.outputs.push_back(Output::Change { call }),
             Ok(Come::Running) => self.outputs.push_back(Output::Repeated { call }),

@@ -73,7 +73,7 @@ pub(super) enum Input {
     Change {
         call: Call,
         operation: String,
-        digest: [u8; 32],
+        digest: u64,
     },
     /// A change came to its end.
     Changed {

@@ -118,7 +118,7 @@ pub(crate) struct Change {
     /// The client's name for it.
     pub(crate) operation: String,
     /// Of everything that it asks for: the same name with another digest is another change.
-    pub(crate) digest: [u8; 32],
+    pub(crate) digest: u64,
     /// Carries it out, when its turn comes.
     pub(crate) work: BoxFuture<'static, Result<(), RpcError>>,
 }

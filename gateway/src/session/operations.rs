@@ -25,7 +25,7 @@ pub(super) struct Operations {
 
 #[derive(Debug)]
 struct Change {
-    digest: [u8; 32],
+    digest: u64,
     progress: Progress,
 }
 
@@ -49,7 +49,7 @@ pub(super) enum Come {
 
 impl Operations {
     /// A change came.
-    pub(super) fn come(&mut self, call: Call, operation: &str, digest: [u8; 32]) -> Result<Come, Twice> {
+    pub(super) fn come(&mut self, call: Call, operation: &str, digest: u64) -> Result<Come, Twice> {
         let running = self.changes.len() - self.oldest_first.len();
         match self.changes.get_mut(operation) {
             Some(change) if change.digest != digest => Err(Twice::Another),
@@ -103,42 +103,42 @@ mod tests {
     #[test]
     fn what_was_done_once_is_answered_again_and_not_done_again() {
         let mut operations = Operations::default();
-        assert_eq!(operations.come(1, "a", [1; 32]), Ok(Come::New));
-        assert_eq!(operations.come(2, "a", [1; 32]), Ok(Come::Running));
-        assert_eq!(operations.come(3, "a", [2; 32]), Err(Twice::Another));
-        assert_eq!(operations.come(4, "b", [1; 32]), Ok(Come::New), "another name is another change");
+        assert_eq!(operations.come(1, "a", 1), Ok(Come::New));
+        assert_eq!(operations.come(2, "a", 1), Ok(Come::Running));
+        assert_eq!(operations.come(3, "a", 2), Err(Twice::Another));
+        assert_eq!(operations.come(4, "b", 1), Ok(Come::New), "another name is another change");
         assert_eq!(operations.ended("a".to_owned(), Err(refused())), [1, 2]);
         assert_eq!(operations.ended("a".to_owned(), Ok(())), Vec::<Call>::new(), "it ends once");
-        assert_eq!(operations.come(5, "a", [1; 32]), Ok(Come::Ended(Err(refused()))));
-        assert_eq!(operations.come(6, "a", [2; 32]), Err(Twice::Another));
+        assert_eq!(operations.come(5, "a", 1), Ok(Come::Ended(Err(refused()))));
+        assert_eq!(operations.come(6, "a", 2), Err(Twice::Another));
     }
 
     #[test]
     fn a_cut_takes_the_callers_and_leaves_the_change() {
         let mut operations = Operations::default();
-        operations.come(1, "a", [1; 32]).unwrap();
+        operations.come(1, "a", 1).unwrap();
         assert_eq!(operations.abandon(), [1]);
-        assert_eq!(operations.come(2, "a", [1; 32]), Ok(Come::Running), "sent again after the cut");
+        assert_eq!(operations.come(2, "a", 1), Ok(Come::Running), "sent again after the cut");
         assert_eq!(operations.ended("a".to_owned(), Ok(())), [2]);
-        assert_eq!(operations.come(3, "a", [1; 32]), Ok(Come::Ended(Ok(()))));
+        assert_eq!(operations.come(3, "a", 1), Ok(Come::Ended(Ok(()))));
     }
 
     #[test]
     fn both_kinds_are_bounded_and_the_oldest_goes() {
         let mut operations = Operations::default();
         for nth in 0..RUNNING {
-            assert_eq!(operations.come(0, &format!("r{nth}"), [0; 32]), Ok(Come::New));
+            assert_eq!(operations.come(0, &format!("r{nth}"), 0), Ok(Come::New));
         }
-        assert_eq!(operations.come(0, "more", [0; 32]), Err(Twice::TooMany));
+        assert_eq!(operations.come(0, "more", 0), Err(Twice::TooMany));
         for nth in 0..RUNNING {
             operations.ended(format!("r{nth}"), Ok(()));
         }
         for nth in 0..=REMEMBERED - RUNNING {
-            assert_eq!(operations.come(0, &nth.to_string(), [0; 32]), Ok(Come::New));
+            assert_eq!(operations.come(0, &nth.to_string(), 0), Ok(Come::New));
             operations.ended(nth.to_string(), Ok(()));
         }
         assert_eq!(operations.changes.len(), REMEMBERED);
-        assert_eq!(operations.come(0, "r1", [0; 32]), Ok(Come::Ended(Ok(()))));
-        assert_eq!(operations.come(0, "r0", [0; 32]), Ok(Come::New), "forgotten, so it would be done again");
+        assert_eq!(operations.come(0, "r1", 0), Ok(Come::Ended(Ok(()))));
+        assert_eq!(operations.come(0, "r0", 0), Ok(Come::New), "forgotten, so it would be done again");
     }
 }

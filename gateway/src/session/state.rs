@@ -41,6 +41,8 @@ pub(super) struct State {
     pub(super) generation: u64,
     /// Who takes over as soon as the connection that has the session has left.
     successor: Option<(Call, Terms)>,
+    /// The latest client says what it has.
+    says_when: bool,
     pub(super) next_key: u64,
     pub(super) processes: HashMap<u64, Process>,
     pub(super) keys: HashMap<Arc<str>, u64>,
@@ -69,6 +71,7 @@ impl State {
             attachment: Attachment::Detached { until: now + retention.detached },
             generation: 0,
             successor: None,
+            says_when: false,
             next_key: 0,
             processes: HashMap::new(),
             keys: HashMap::new(),
@@ -184,13 +187,14 @@ impl State {
         self.answer_readers(due);
     }
 
-    /// Whether the client that is attached has not got everything of a closed process yet, and is about to: it is told, it reads,
-    /// or it is one that says when it has. The bounds of closed processes hold all the same.
+    /// Whether the client has not got everything of a closed process yet, and is about to: it is told, it reads, or it is one
+    /// that says when it has. Such a one comes back for it as long as the session lives. The bounds of closed processes hold all
+    /// the same.
     fn is_wanted(&self, key: u64, now: Instant) -> bool {
-        let (Some(process), Attachment::Attached { .. }) = (self.processes.get(&key), self.attachment) else { return false };
+        let Some(process) = self.processes.get(&key) else { return false };
         (process.log.has_unsent() && !self.unsent.is_empty())
             || process.read_at.is_some_and(|at| now < at + self.retention.closed)
-            || (self.delivery.proof == Proof::Word && !process.log.is_proved())
+            || (self.says_when && !process.log.is_proved())
     }
 
     /// A connection wants the session. Whoever knows its name is its client; two at a time would not know what the other one
@@ -218,6 +222,7 @@ impl State {
             process.log.attach();
         }
         self.delivery.begin(terms.proof);
+        self.says_when = terms.proof == Proof::Word;
         // A client that acknowledges is waited for: it said so.
         let catch_up = (!self.processes.is_empty() && terms.proof != Proof::Word).then(|| now + CATCH_UP);
         self.attachment = Attachment::Attached { catch_up };

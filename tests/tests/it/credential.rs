@@ -1,10 +1,11 @@
 //! Who may connect.
 
-use portcullis_tests::{Client, PATIENCE, Place, Program, Server, portcullis};
+use portcullis_tests::{Client, PATIENCE, Place, Program, Server, executable, portcullis, without};
 use serde_json::json;
 use std::os::unix::fs::PermissionsExt as _;
+use std::path::PathBuf;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
-use tokio::net::TcpStream;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
 /// Status and body of the answer to an upgrade with more header lines.
@@ -36,6 +37,11 @@ async fn server(place: &Place, arguments: &[&str]) -> Server {
     Server::with(command).await
 }
 
+/// Where the server at a URL puts its token.
+fn token_file(place: &Place, url: &str) -> PathBuf {
+    place.path(&format!("portcullis/{}.token", url.strip_prefix("ws://").unwrap()))
+}
+
 fn bearer(token: &str) -> String {
     format!("Authorization: Bearer {token}\r\n")
 }
@@ -44,8 +50,7 @@ fn bearer(token: &str) -> String {
 async fn a_token_is_made_at_the_start_and_nothing_is_served_without_it() {
     let place = Place::new();
     let mut server = server(&place, &[]).await;
-    let port = server.url.rsplit(':').next().unwrap().to_owned();
-    let file = place.path(&format!("portcullis/{port}.token"));
+    let file = token_file(&place, &server.url);
     let token = std::fs::read_to_string(&file).unwrap();
     assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
     let (status, body) = upgrade(&server.url, "").await;
@@ -112,6 +117,19 @@ async fn tokens_from_elsewhere_are_checked_in_the_words_of_this_wire() {
         (&["--ws-auth", "capability-token", "--ws-token-file", "/dev/null"], "is empty"),
         (&["--ws-auth", "signed-bearer-token"], "--ws-shared-secret-file"),
         (&["--ws-auth", "signed-bearer-token", "--ws-shared-secret-file", token_file.to_str().unwrap()], "at least 32"),
+        // What would be ignored is refused by its name.
+        (&["--ws-auth", "capability-token", "--ws-token-sha256", digest, "--ws-issuer", "x"], "--ws-issuer"),
+        (&["--ws-auth", "capability-token", "--ws-token-sha256", digest, "--ws-audience", "x"], "--ws-audience"),
+        (
+            &["--ws-auth", "capability-token", "--ws-token-sha256", digest, "--ws-max-clock-skew-seconds", "1"],
+            "--ws-max-clock-skew-seconds",
+        ),
+        (
+            &["--ws-auth", "capability-token", "--ws-token-sha256", digest, "--ws-shared-secret-file", "/dev/null"],
+            "--ws-shared-secret-file",
+        ),
+        (&["--ws-auth", "signed-bearer-token", "--ws-token-file", "/dev/null"], "--ws-token-file"),
+        (&["--ws-auth", "signed-bearer-token", "--ws-token-sha256", digest], "--ws-token-sha256"),
     ] {
         let mut refused = Program::start(portcullis(&[&["serve"], arguments].concat()));
         assert_eq!(refused.wait().await, 1, "{arguments:?}");
@@ -168,6 +186,42 @@ async fn who_does_not_shake_hands_is_sent_away() {
 }
 
 #[tokio::test]
+async fn a_socket_without_a_credential_gets_one_answer_and_goes() {
+    let server = Server::start().await;
+    let mut socket = TcpStream::connect(server.url.strip_prefix("ws://").unwrap()).await.unwrap();
+    let mut answer = String::new();
+    let one_after_the_other = async {
+        loop {
+            // Once the server has closed, this fails or is in vain.
+            let _closed = socket.write_all(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n").await;
+            let mut bytes = [0; 1024];
+            match socket.read(&mut bytes).await {
+                Ok(0) | Err(_) => break,
+                Ok(length) => answer.push_str(std::str::from_utf8(&bytes[..length]).unwrap()),
+            }
+        }
+    };
+    timeout(PATIENCE, one_after_the_other).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200") && answer.to_lowercase().contains("connection: close"), "{answer}");
+    assert_eq!(answer.matches("HTTP/1.1").count(), 1, "{answer}");
+}
+
+#[tokio::test]
+async fn how_many_sockets_there_may_be_has_a_range() {
+    drop(Server::with_arguments(&["--max-connections", "65536"]).await);
+    for (flag, number, words) in [
+        ("--max-connections", "65537", "between 1 and 65536"),
+        ("--max-connections", "0", "between 1 and 65536"),
+        ("--concurrent-requests", "4097", "between 1 and 4096"),
+    ] {
+        let mut refused = Program::start(portcullis(&["serve", flag, number]));
+        assert_eq!(refused.wait().await, 2);
+        let stderr = refused.stderr().await;
+        assert!(stderr.contains(words), "{flag} {number}: {stderr}");
+    }
+}
+
+#[tokio::test]
 async fn more_sockets_than_there_may_be_are_refused_and_the_next_is_served() {
     let server = Server::with_arguments(&["--max-connections", "2"]).await;
     let (one, _two) = (Client::connect(&server).await, Client::connect(&server).await);
@@ -184,21 +238,67 @@ async fn more_sockets_than_there_may_be_are_refused_and_the_next_is_served() {
 #[tokio::test]
 async fn no_confined_process_finds_the_token() {
     let place = Place::new();
-    let server = server(&place, &["--insecure-no-auth"]).await;
-    let directory = place.path("portcullis");
-    std::fs::create_dir_all(&directory).unwrap();
-    std::fs::write(directory.join("1.token"), "secret").unwrap();
-    let mut client = Client::connect(&server).await;
-    let script = format!("cat {0}/1.token; ls -A {0}; rmdir {0}; mv {0} {0}-moved; true", directory.display());
+    let named = place.path("named-token");
+    let server = server(&place, &["--token-file", named.to_str().unwrap()]).await;
+    let (directory, file) = (place.path("portcullis"), token_file(&place, &server.url));
+    let token = std::fs::read_to_string(&named).unwrap();
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), token);
+    let mut client = Client::connect_with_token(&server.url, &token).await;
+    let script = format!(
+        "cat {file} {named}; ls -A {directory}; rmdir {directory}; mv {named} {named}-moved; mv {directory} {directory}-moved; true",
+        file = file.display(),
+        named = named.display(),
+        directory = directory.display()
+    );
     let workspace = json!({"type": "workspace-write", "cwd": place.uri(""), "network_access": true});
-    for (id, sandbox, finds) in
-        [("plain", json!(null), true), ("read-only", json!({"type": "read-only"}), false), ("writes", workspace, false)]
-    {
-        // The control goes last in effect: without a sandbox the same words find and move it.
-        let script = if finds { format!("cat {}/1.token", directory.display()) } else { script.clone() };
+    for (id, sandbox) in [("read-only", json!({"type": "read-only"})), ("writes", workspace)] {
         let events = client.run(&place, id, &["sh", "-c", &script], json!({"sandbox": sandbox})).await;
-        assert_eq!(events.output(Some("stdout")), if finds { "secret" } else { "" }, "{id}");
-        assert!(directory.join("1.token").exists(), "{id}");
+        assert_eq!(events.output(Some("stdout")), "", "{id}");
+        for file in [&file, &named] {
+            assert_eq!(std::fs::read_to_string(file).unwrap(), token, "{id}: {}", file.display());
+        }
+    }
+    // The control: the same words find and move it without a sandbox.
+    let events = client.run(&place, "plain", &["sh", "-c", &script], json!({})).await;
+    let name = file.file_name().unwrap().to_str().unwrap();
+    assert_eq!(events.output(Some("stdout")), format!("{token}{token}{name}\n"));
+    assert_eq!((directory.exists(), named.exists()), (false, false));
+    assert!(place.has("portcullis-moved") && place.has("named-token-moved"));
+}
+
+#[tokio::test]
+async fn no_file_call_under_a_policy_finds_the_token() {
+    for things in [&[][..], &["namespaces"]] {
+        for ceiling in [&[][..], &["--policy", "read-only"]] {
+            let place = Place::new();
+            let named = place.path("named-token");
+            let arguments = [&["serve", "--token-file", named.to_str().unwrap()], ceiling].concat();
+            let mut command = without(things, &executable("portcullis"), &arguments);
+            command.env("XDG_RUNTIME_DIR", place.path(""));
+            let server = Server::with(command).await;
+            place.put("other", "other");
+            let token = std::fs::read_to_string(&named).unwrap();
+            let mut client = Client::connect_with_token(&server.url, &token).await;
+            let name = token_file(&place, &server.url).file_name().unwrap().to_str().unwrap().to_owned();
+            let (file, directory) = (place.uri(&format!("portcullis/{name}")), place.uri("portcullis"));
+            for sandbox in [json!({"type": "read-only"}), json!({"type": "workspace-write", "cwd": place.uri("")}), json!(null)] {
+                let is_confined = !sandbox.is_null() || !ceiling.is_empty();
+                for (method, params) in [
+                    ("fs/readFile", json!({"path": file, "sandbox": sandbox})),
+                    ("fs/readFile", json!({"path": place.uri("named-token"), "sandbox": sandbox})),
+                    ("fs/readDirectory", json!({"path": directory, "sandbox": sandbox})),
+                ] {
+                    // The control of each: without any policy it is read.
+                    if is_confined {
+                        let refusal = client.refused(method, params.clone()).await;
+                        assert!(refusal.message.contains("os error 13"), "{things:?} {ceiling:?} {params}: {refusal:?}");
+                    } else {
+                        client.ok(method, params).await;
+                    }
+                }
+                client.ok("fs/readFile", json!({"path": place.uri("other"), "sandbox": sandbox})).await;
+            }
+        }
     }
 }
 
@@ -206,7 +306,7 @@ async fn no_confined_process_finds_the_token() {
 async fn exec_finds_the_token_of_a_server_of_its_user() {
     let (place, elsewhere) = (Place::new(), Place::new());
     let server = server(&place, &[]).await;
-    let file = place.path(&format!("portcullis/{}.token", server.url.rsplit(':').next().unwrap()));
+    let file = token_file(&place, &server.url);
     let workspace = place.path("").display().to_string();
     let command = |runtime: &Place, more: &[&str]| {
         let words = ["exec", "--url", &server.url, "--policy", "read-only", "--workspace", &workspace];
@@ -223,5 +323,33 @@ async fn exec_finds_the_token_of_a_server_of_its_user() {
     assert_eq!(refused.status.code(), Some(125));
     for words in ["401", "missing websocket bearer token", &file.display().to_string()] {
         assert!(stderr.contains(words), "{words}: {stderr}");
+    }
+}
+
+#[tokio::test]
+async fn the_token_of_one_address_is_not_sent_to_another() {
+    let place = Place::new();
+    let listening = server(&place, &[]).await;
+    let port: u16 = listening.url.rsplit(':').next().unwrap().parse().unwrap();
+    let exec = |url: String| {
+        let mut command = portcullis(&["exec", "--url", &url, "--policy", "read-only", "--", "echo", "done"]);
+        command.env("XDG_RUNTIME_DIR", place.path("")).current_dir(place.path(""));
+        command
+    };
+    // Somebody else's server has the same port of another loopback address, and says what it was sent.
+    let other = TcpListener::bind(("127.0.0.2", port)).await.unwrap();
+    let asked = Program::start(exec(format!("ws://127.0.0.2:{port}")));
+    let (mut socket, _) = timeout(PATIENCE, other.accept()).await.unwrap().unwrap();
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        assert_ne!(timeout(PATIENCE, socket.read_buf(&mut head)).await.unwrap().unwrap(), 0);
+    }
+    let head = String::from_utf8(head).unwrap().to_lowercase();
+    assert!(head.contains("upgrade: websocket") && !head.contains("authorization"), "{head}");
+    drop((socket, asked));
+    // The control: it is sent to its own, which `localhost` means too.
+    for host in ["127.0.0.1", "localhost"] {
+        let found = exec(format!("ws://{host}:{port}")).output().await.unwrap();
+        assert_eq!((found.status.code(), &found.stdout[..]), (Some(0), &b"done\n"[..]), "{host}");
     }
 }

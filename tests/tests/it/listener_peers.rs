@@ -1,6 +1,6 @@
 //! Who may not connect: what the gateway itself has started, once something confined among it has the network.
 
-use portcullis_tests::{Client, PATIENCE, Place, Server};
+use portcullis_tests::{Client, PATIENCE, Place, Server, executable, without};
 use serde_json::{Value, json};
 use tokio::process::Command;
 use tokio::time::timeout;
@@ -134,4 +134,53 @@ async fn a_refusal_says_why_and_an_unconfined_process_gets_it_too() {
         assert!(answer.contains(words), "{answer}");
     }
     assert_eq!(outside(&server, "itself", None).await, SERVED);
+}
+
+/// Reads the token that its first argument names, and dials the port at this machine's addresses, from each of them, with it.
+const DIAL_WITH_TOKEN: &str = r#"
+import socket, sys
+token, port = open(sys.argv[1]).read(), int(sys.argv[2])
+addresses = ["127.0.0.1", "127.0.0.2"]
+try:
+    # An address that others reach, if this machine has one: nothing is sent.
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+        s.connect(("192.0.2.1", 9))
+        addresses.append(s.getsockname()[0])
+except OSError:
+    pass
+answers = set()
+for to in addresses:
+    for source in addresses:
+        s = socket.create_connection((to, port), 60, (source, 0))
+        s.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+                  b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
+                  b"Authorization: Bearer " + token.encode() + b"\r\n\r\n")
+        got = b""
+        while b"\r\n" not in got:
+            got += s.recv(4096) or b"cut\r\n"
+        answers.add(got.split(b"\r\n")[0].decode())
+print(*answers, sep="\n", flush=True)
+"#;
+
+#[tokio::test]
+async fn who_listens_on_all_addresses_refuses_what_it_started_also_with_the_token() {
+    for (listen, found) in [("ws://0.0.0.0:0", "127.0.0.1"), ("ws://[::]:0", "[::1]")] {
+        let place = Place::new();
+        let arguments = ["serve", "--allow-unprotected-metadata", "--listen", listen];
+        // Without namespaces a confined process can read the token.
+        let mut command = without(&["namespaces"], &executable("portcullis"), &arguments);
+        command.env("XDG_RUNTIME_DIR", place.path(""));
+        let server = Server::with(command).await;
+        let port = port(&server);
+        let file = place.path(&format!("portcullis/{found}:{port}.token")).display().to_string();
+        let token = std::fs::read_to_string(&file).unwrap();
+        let mut client = Client::connect_with_token(&format!("ws://127.0.0.1:{port}"), &token).await;
+        let argv = ["python3", "-c", DIAL_WITH_TOKEN, &file, &port];
+        let workspace = json!({"sandbox": {"type": "workspace-write", "cwd": place.uri(""), "network_access": true}});
+        assert_eq!(client.run(&place, "p", &argv, workspace).await.output(None), REFUSED, "{listen}");
+        // The control: the same words from a process that the test started.
+        let mut outside = Command::new("/usr/bin/python3");
+        let output = timeout(PATIENCE, outside.args(&argv[1..]).output()).await.unwrap().unwrap();
+        assert_eq!(String::from_utf8_lossy(&output.stdout), SERVED, "{listen}: {output:?}");
+    }
 }

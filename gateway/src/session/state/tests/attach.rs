@@ -147,9 +147,7 @@ fn a_client_says_how_long_its_session_is_kept() {
 #[test]
 fn a_change_outlives_its_connection_and_is_answered_to_who_sends_it_again() {
     let mut session = Harness::attached();
-    let change = |session: &mut Harness, digest| {
-        session.call(|call| Input::Change { call, operation: "o".to_owned(), digest: [digest; 32] })
-    };
+    let change = |session: &mut Harness, digest| session.call(|call| Input::Change { call, operation: "o".to_owned(), digest });
     let first = change(&mut session, 1);
     assert!(matches!(session.outputs.pop(), Some(Output::Change { call }) if call == first));
     let refused = change(&mut session, 2);
