@@ -110,7 +110,8 @@ fn read(path: &Path, flag: &str) -> Result<String, Failure> {
 
 fn digest(text: &str) -> Result<[u8; 32], Failure> {
     let wrong = || Failure::from(format!("--ws-token-sha256 {text}: 64 hexadecimal digits are needed"));
-    if text.len() != 64 || !text.is_ascii() {
+    // The parser below takes a sign too.
+    if text.len() != 64 || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
         return Err(wrong());
     }
     let mut bytes = [0; 32];
