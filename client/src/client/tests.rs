@@ -99,13 +99,16 @@ async fn what_is_asked_of_a_process_is_in_the_words_of_the_wire() {
     drop((process, client));
     task.await.unwrap();
     let asked = server.await.unwrap();
+    // A name of the input's own, and the number of the write.
+    let name = asked[5].1["writeId"].as_str().unwrap().strip_suffix("-1").unwrap().to_owned();
+    assert!(name.len() >= 32, "nobody else has it: {name}");
     let write = |id: &str| (json!("process/write"), json!({"processId": "p", "chunk": "eA==", "writeId": id}));
     let expect = [
         (json!("process/resize"), json!({"processId": "p", "rows": 1, "cols": 1})),
         (json!("process/signal"), json!({"processId": "p", "signal": "stop"})),
         (json!("process/signal"), json!({"processId": "p", "signal": "interrupt"})),
-        write("1"),
-        write("2"),
+        write(&format!("{name}-1")),
+        write(&format!("{name}-2")),
         (json!("process/closeStdin"), json!({"processId": "p"})),
         (json!("process/closeStdin"), json!({"processId": "p"})),
         (json!("process/list"), json!({})),
@@ -197,9 +200,9 @@ async fn a_process_is_a_stream_and_a_sink() {
     let server = async {
         let start = played.request("process/start").await;
         played.answer(&start, json!({"processId": "p"})).await;
-        for (id, status) in [("1", "accepted"), ("2", "accepted"), ("3", "stdinClosed")] {
+        for (number, status) in [("-1", "accepted"), ("-2", "accepted"), ("-3", "stdinClosed")] {
             let write = played.request("process/write").await;
-            assert_eq!(write["params"]["writeId"], id);
+            assert!(write["params"]["writeId"].as_str().unwrap().ends_with(number), "{write}");
             played.answer(&write, json!({"status": status})).await;
         }
         for event in [
