@@ -164,14 +164,15 @@ async fn a_start_that_nobody_takes_is_ended_whenever_its_caller_goes() {
     use futures_util::FutureExt as _;
     use serde_json::json;
     let (mut played, client, task) = Played::with_client(json!({"sessionId": "s"})).await;
-    for answer_first in [false, true] {
-        let params = start_params("p");
+    // An id each, since that of the first is taken until its end was answered, and heard of.
+    for (id, answer_first) in [("p", false), ("q", true)] {
+        let params = start_params(id);
         let mut start = Box::pin(client.start(&params));
         assert!((&mut start).now_or_never().is_none());
         let request = played.request("process/start").await;
         if answer_first {
             // The answer is there, and nobody looks.
-            played.answer(&request, json!({"processId": "p"})).await;
+            played.answer(&request, json!({"processId": id})).await;
             let nothing = json!({});
             let mut look = Box::pin(client.call::<serde_json::Value>("look", &nothing));
             assert!((&mut look).now_or_never().is_none());
@@ -181,10 +182,10 @@ async fn a_start_that_nobody_takes_is_ended_whenever_its_caller_goes() {
         }
         drop(start);
         if !answer_first {
-            played.answer(&request, json!({"processId": "p"})).await;
+            played.answer(&request, json!({"processId": id})).await;
         }
         let terminate = played.request("process/terminate").await;
-        assert_eq!(terminate["params"], json!({"processId": "p"}));
+        assert_eq!(terminate["params"], json!({"processId": id}));
         played.answer(&terminate, json!({"running": true})).await;
     }
     drop(client);
