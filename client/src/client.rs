@@ -260,7 +260,9 @@ fn url(options: &ExecServerClientConnectOptions) -> Dialler {
 fn again(method: &str) -> Again {
     match method {
         // Named by a write id, without effect the second time, or a question that is asked in loops.
-        "process/write" | "process/terminate" | "process/read" | "process/acknowledge" | "fs/close" => Again::Send,
+        "process/write" | "process/closeStdin" | "process/terminate" | "process/read" | "process/acknowledge" | "fs/close" => {
+            Again::Send
+        }
         "fs/readFile"
         | "fs/getMetadata"
         | "fs/canonicalize"
