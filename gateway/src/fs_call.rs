@@ -169,17 +169,9 @@ fn local(path: &WirePath) -> Result<AbsolutePath, RpcError> {
 }
 
 fn attempt(method: &str, operation: &FsOperation) -> String {
-    match operation {
-        FsOperation::Copy { source, destination, .. } => format!("fs/{method} {source} to {destination}"),
-        FsOperation::ReadFile { path, .. }
-        | FsOperation::Open { path, .. }
-        | FsOperation::WriteFile { path, .. }
-        | FsOperation::CreateDirectory { path, .. }
-        | FsOperation::GetMetadata { path, .. }
-        | FsOperation::Canonicalize { path }
-        | FsOperation::ReadDirectory { path }
-        | FsOperation::Walk { path, .. }
-        | FsOperation::Remove { path, .. } => format!("fs/{method} {path}"),
+    match operation.paths() {
+        (source, Some(destination)) => format!("fs/{method} {source} to {destination}"),
+        (path, None) => format!("fs/{method} {path}"),
     }
 }
 

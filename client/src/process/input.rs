@@ -39,8 +39,8 @@ impl ProcessInput {
         Self { client, process_id, name, writes: 0, working: None, is_closing: false }
     }
 
-    /// Writes bytes behind those before, and waits while the server has as much as it takes. Answers what became of them. Once
-    /// begun it is carried out, also if this future is dropped.
+    /// Writes bytes behind those before, and waits while the server has as much as it takes. Answers what became of them. If this
+    /// future is dropped they are written once or not at all.
     ///
     /// # Errors
     /// See [`ExecServerError`].

@@ -34,24 +34,8 @@ pub(super) fn of_change(error: FsError) -> FsError {
 /// not spoken of by its real path, nor is it looked at: then the entry that would allow it is made from the client's words.
 pub(super) fn named(error: FsError, operation: &FsOperation) -> FsError {
     let FsError::Denied(errno, Some(mut denial)) = error else { return error };
-    let named = match operation {
-        FsOperation::Copy { source, destination, .. } => {
-            if denial.access == Wanted::Write {
-                destination
-            } else {
-                source
-            }
-        }
-        FsOperation::ReadFile { path, .. }
-        | FsOperation::Open { path, .. }
-        | FsOperation::WriteFile { path, .. }
-        | FsOperation::CreateDirectory { path, .. }
-        | FsOperation::GetMetadata { path, .. }
-        | FsOperation::Canonicalize { path }
-        | FsOperation::ReadDirectory { path }
-        | FsOperation::Walk { path, .. }
-        | FsOperation::Remove { path, .. } => path,
-    };
+    let (path, destination) = operation.paths();
+    let named = destination.filter(|_| denial.access == Wanted::Write).unwrap_or(path);
     denial.path = named.as_path().to_string_lossy().into_owned();
     if errno == Errno::NOENT.raw_os_error() && denial.grant.is_some() {
         // An entry for writing a file that is not there allows nothing, so the directory is the one to grant.

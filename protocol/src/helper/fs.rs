@@ -96,6 +96,23 @@ pub enum FsOperation {
 }
 
 impl FsOperation {
+    /// The path that it works on, and where it copies that to.
+    #[must_use]
+    pub fn paths(&self) -> (&AbsolutePath, Option<&AbsolutePath>) {
+        match self {
+            Self::Copy { source, destination, .. } => (source, Some(destination)),
+            Self::ReadFile { path, .. }
+            | Self::Open { path, .. }
+            | Self::WriteFile { path, .. }
+            | Self::CreateDirectory { path, .. }
+            | Self::GetMetadata { path, .. }
+            | Self::Canonicalize { path }
+            | Self::ReadDirectory { path }
+            | Self::Walk { path, .. }
+            | Self::Remove { path, .. } => (path, None),
+        }
+    }
+
     /// Whether it changes the file system; such operations keep their order within a session.
     #[must_use]
     pub fn is_mutation(&self) -> bool {

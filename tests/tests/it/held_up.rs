@@ -2,14 +2,14 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use futures_util::{SinkExt as _, StreamExt as _};
 use portcullis_client::{ExecServerClient, ExecServerClientConnectOptions, ProcessEvent};
 use portcullis_protocol::path::WirePath;
 use portcullis_protocol::process::{StartParams, WriteStatus};
 use portcullis_tests::{Client, PATIENCE, Place, Server};
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 use tokio::time::timeout;
-use tokio_tungstenite::tungstenite::Message;
 
 #[tokio::test]
 async fn input_that_waits_for_its_process_does_not_hold_up_what_makes_room_for_its_output() {
@@ -59,33 +59,119 @@ async fn the_same_change_many_times_at_once_is_done_once_and_holds_up_nothing() 
     }
 }
 
-/// RFC 6455 section 5.5.3 lets a peer answer the newest ping alone.
+/// RFC 6455 section 5.5.3 lets a peer answer the newest ping alone. Between the marks behind output and that answer another ping
+/// may come, and it must not make the marks forgotten.
 #[tokio::test]
 async fn a_client_that_answers_only_the_newest_ping_gets_everything() {
     const BYTES: usize = 24 << 20;
+    // Without a word from here so much is sent and no more.
+    const WINDOW: usize = 4 << 20;
     let (server, place) = (Server::start().await, Place::new());
-    let (mut socket, _response) = tokio_tungstenite::connect_async(&server.url).await.unwrap();
+    let mut slow = Bare::connect(&server.url).await;
+    slow.send(&json!({"id": 1, "method": "initialize", "params": {"clientName": "test"}})).await;
+    let Frame::Message(answer) = slow.frame().await else { panic!("an answer") };
+    let session = answer["result"]["sessionId"].as_str().unwrap().to_owned();
+    slow.send(&json!({"method": "initialized"})).await;
     let start = Client::start_params(&place, "p", &["head", "-c", &BYTES.to_string(), "/dev/zero"]);
-    for message in [
-        json!({"id": 1, "method": "initialize", "params": {"clientName": "test"}}),
-        json!({"method": "initialized"}),
-        json!({"id": 2, "method": "process/start", "params": start}),
-    ] {
-        socket.send(Message::text(message.to_string())).await.unwrap();
+    slow.send(&json!({"id": 2, "method": "process/start", "params": start})).await;
+    let (mut bytes, mut newest) = (0, Vec::new());
+    while bytes < WINDOW {
+        match slow.frame().await {
+            Frame::Ping(payload) => newest = payload,
+            Frame::Message(message) => bytes += output(&message),
+        }
     }
-    // The library answers every ping when it is flushed; reading alone, it keeps the newest answer only.
-    let mut bytes = 0;
+    // Somebody else who wants the session makes the server ask for a sign of life, behind all marks.
+    let mut other = Client::dial(&server.url).await;
+    assert_eq!(other.initialize(Some(&session)).await.unwrap_err().code, -32010);
+    let last = loop {
+        match slow.frame().await {
+            Frame::Ping(payload) if payload.is_empty() || payload == newest => break payload,
+            Frame::Ping(mark) => newest = mark,
+            Frame::Message(message) => panic!("{message} beyond the window"),
+        }
+    };
+    slow.pong(&last).await;
+    let Frame::Message(goes_on) = slow.frame().await else { panic!("the server asks again: it did not take the answer") };
+    bytes += output(&goes_on);
     loop {
-        let message = timeout(PATIENCE, socket.next()).await.expect("it goes on").unwrap().unwrap();
-        let Message::Text(text) = message else { continue };
-        let notice: Value = serde_json::from_str(&text).unwrap();
-        match notice["method"].as_str() {
-            Some("process/output") => bytes += STANDARD.decode(notice["params"]["chunk"].as_str().unwrap()).unwrap().len(),
-            Some("process/closed") => break,
-            _ => {}
+        match slow.frame().await {
+            Frame::Ping(payload) => slow.pong(&payload).await,
+            Frame::Message(message) if message["method"] == "process/closed" => break,
+            Frame::Message(message) => bytes += output(&message),
         }
     }
     assert_eq!(bytes, BYTES);
+}
+
+/// Bytes of output in a message.
+fn output(message: &Value) -> usize {
+    match message["method"].as_str() {
+        Some("process/output") => STANDARD.decode(message["params"]["chunk"].as_str().unwrap()).unwrap().len(),
+        _ => 0,
+    }
+}
+
+/// A WebSocket client by hand, which answers the pings that its test answers.
+struct Bare(TcpStream);
+
+enum Frame {
+    Message(Value),
+    Ping(Vec<u8>),
+}
+
+impl Bare {
+    async fn connect(url: &str) -> Self {
+        let mut socket = TcpStream::connect(url.strip_prefix("ws://").unwrap()).await.unwrap();
+        let request = "GET / HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
+                       Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
+        socket.write_all(request.as_bytes()).await.unwrap();
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            head.push(socket.read_u8().await.unwrap());
+        }
+        Self(socket)
+    }
+
+    /// A frame from client to server, masked with zeros: RFC 6455 section 5.2.
+    async fn write(&mut self, opcode: u8, payload: &[u8]) {
+        let mut frame = vec![0x80 | opcode, 0x80 | 126];
+        frame.extend(u16::try_from(payload.len()).unwrap().to_be_bytes());
+        frame.extend([0; 4]);
+        frame.extend(payload);
+        self.0.write_all(&frame).await.unwrap();
+    }
+
+    async fn send(&mut self, message: &Value) {
+        self.write(1, message.to_string().as_bytes()).await;
+    }
+
+    async fn pong(&mut self, payload: &[u8]) {
+        let mut frame = vec![0x8a, 0x80 | u8::try_from(payload.len()).unwrap()];
+        frame.extend([0; 4]);
+        frame.extend(payload);
+        self.0.write_all(&frame).await.unwrap();
+    }
+
+    /// The next frame.
+    async fn frame(&mut self) -> Frame {
+        let read = async {
+            let opcode = self.0.read_u8().await.unwrap() & 0x0f;
+            let length = match self.0.read_u8().await.unwrap() {
+                126 => u64::from(self.0.read_u16().await.unwrap()),
+                127 => self.0.read_u64().await.unwrap(),
+                short => u64::from(short),
+            };
+            let mut payload = vec![0; usize::try_from(length).unwrap()];
+            self.0.read_exact(&mut payload).await.unwrap();
+            match opcode {
+                1 => Frame::Message(serde_json::from_slice(&payload).unwrap()),
+                9 => Frame::Ping(payload),
+                other => panic!("a frame of kind {other}"),
+            }
+        };
+        timeout(PATIENCE, read).await.expect("a frame in time")
+    }
 }
 
 #[tokio::test]
@@ -136,4 +222,25 @@ async fn a_cursor_beyond_all_numbers_harms_nobody() {
     assert_eq!(client.refused("process/read", beyond(&[("events", json!(true))])).await.code, -32602);
     assert_eq!(client.refused("process/acknowledge", json!({"processId": "p", "seq": u64::MAX})).await.code, -32602);
     assert_eq!(client.ok("process/read", json!({"processId": "p"})).await["chunks"][0]["seq"], 1);
+}
+
+#[tokio::test]
+async fn a_change_that_was_cut_off_keeps_its_place_before_those_that_came_later() {
+    let (server, place) = (Server::start().await, Place::new());
+    for round in 0..5 {
+        let (file, directory) = (format!("f{round}"), format!("d{round}"));
+        let mut client = Client::connect(&server).await;
+        // What it works on takes a while to be looked at.
+        let write = json!({"path": place.uri(&file), "dataBase64": STANDARD.encode(vec![b'x'; 8 << 20]), "operationId": "w"});
+        let make = json!({"path": place.uri(&directory), "operationId": "d"});
+        client.begin("fs/writeFile", write).await;
+        client.begin("fs/createDirectory", make.clone()).await;
+        let session = client.session.clone();
+        client.cut();
+        // The later one is carried out, so the earlier one must have been, though nobody asks for it again.
+        let mut resumed = Client::resume(&server, &session).await;
+        resumed.ok("fs/createDirectory", make).await;
+        let written = std::fs::metadata(place.path(&file)).map(|file| file.len());
+        assert_eq!(written.unwrap(), 8 << 20, "round {round}");
+    }
 }
