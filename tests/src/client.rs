@@ -119,7 +119,7 @@ impl Client {
 
     /// Sends any text as a message.
     pub async fn send_text(&mut self, text: &str) {
-        self.socket.send(Message::text(text)).await.expect("send");
+        timeout(PATIENCE, self.socket.send(Message::text(text))).await.expect("the server reads").expect("send");
     }
 
     /// Sends what the server ends the connection over, while it is sent or after.

@@ -13,7 +13,7 @@ use tokio::time::timeout;
 
 #[tokio::test]
 async fn input_that_waits_for_its_process_does_not_hold_up_what_makes_room_for_its_output() {
-    const WRITES: usize = 600;
+    const WRITES: usize = 1000;
     let (server, place) = (Server::start().await, Place::new());
     let mut client = Client::connect(&server).await;
     client.start(&place, "p", &["cat"], json!({"pipeStdin": true})).await;
