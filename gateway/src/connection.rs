@@ -1,16 +1,20 @@
 //! A connection: decodes what one client sends, routes each call, and answers. Calls run side by side up to a bound.
 
+mod answers;
 mod files;
 mod output;
 
-use crate::answer::{Answer, answered, carry_out, text};
+use crate::answer::{Answer, answered, carry_out};
+use crate::asked::{Asked, INVALID};
 use crate::blocking::Blocking;
 use crate::budget::{Budget, Charge};
+use crate::caller::Caller;
 use crate::core::Core;
 use crate::environment;
 use crate::handles::{Disk, Handles};
 use crate::handshake::Handshake;
 use crate::link::{Doubt, Incoming, Link, Outgoing};
+use crate::metrics::Direction;
 use crate::policies::Policies;
 use crate::reply;
 use crate::session::{AttachError, Attachment, Command, Newcomer, SessionHandle, Terms};
@@ -45,7 +49,11 @@ const CONTROL: usize = 64;
 
 /// Serves one client until its link ends or the gateway closes.
 pub(crate) async fn run(core: Arc<Core>, link: Link, closing: CancellationToken) {
-    let Link { mut incoming, outgoing, mut answered, answers_pings, peer, resumable, doubt, handshake } = link;
+    let Link { mut incoming, outgoing, mut answered, answers_pings, peer, resumable, doubt, handshake, caller } = link;
+    let (_present, number) = (core.metrics.connection(caller.transport), core.number());
+    let began = Instant::now();
+    let (transport, address) = (caller.transport.name(), &caller.address);
+    tracing::info!(connection = number, transport, address, who = ?caller.who, "connection opened");
     let handshake_ends = handshake.map(|time| (time, Instant::now() + time));
     let disk = Disk { blocking: Blocking::new(), deadline: core.config.fs_deadline };
     let slots = core.config.concurrent_requests.max(1);
@@ -56,6 +64,8 @@ pub(crate) async fn run(core: Arc<Core>, link: Link, closing: CancellationToken)
         doubt,
         answers_pings,
         peer,
+        caller,
+        number,
         leaving: closing.child_token(),
         keeps_handles: false,
         handshake: Handshake::default(),
@@ -70,6 +80,7 @@ pub(crate) async fn run(core: Arc<Core>, link: Link, closing: CancellationToken)
         disk,
         replies: Budget::new(REPLY_BYTES),
         charge: None,
+        asked: None,
     };
     loop {
         tokio::select! {
@@ -99,6 +110,7 @@ pub(crate) async fn run(core: Arc<Core>, link: Link, closing: CancellationToken)
             }
             message = incoming.recv(), if connection.has_room() => match message {
                 Some(Incoming { bytes, charge }) => {
+                    connection.core.metrics.message(Direction::In, bytes.len());
                     connection.charge = Some(charge);
                     connection.message(&bytes).await;
                     connection.charge = None;
@@ -108,6 +120,7 @@ pub(crate) async fn run(core: Arc<Core>, link: Link, closing: CancellationToken)
         }
     }
     connection.end(resumable).await;
+    tracing::info!(connection = number, seconds = began.elapsed().as_secs(), "connection closed");
 }
 
 /// Waits until it is too late, and answers how much time there was.
@@ -127,6 +140,8 @@ struct Connection {
     doubt: Doubt,
     answers_pings: bool,
     peer: String,
+    caller: Caller,
+    number: u64,
     /// The gateway closes, or another connection takes the session over.
     leaving: CancellationToken,
     /// Its client wants to find its file handles again after a cut.
@@ -142,32 +157,34 @@ struct Connection {
     /// Input that waits for its process. The session bounds it.
     inputs: JoinSet<()>,
     /// Calls without a slot yet, in order of arrival.
-    waiting: VecDeque<(Id, Call, Option<Charge>)>,
+    waiting: VecDeque<(Id, Call, Option<Charge>, Option<Asked>)>,
     slots: usize,
     disk: Disk,
     /// What large replies may hold until they are sent.
     replies: Budget,
     /// The room of the message at hand, which goes with its call.
     charge: Option<Charge>,
+    /// The request at hand, until its answer is on its way.
+    asked: Option<Asked>,
 }
 
 impl Connection {
     async fn message(&mut self, bytes: &[u8]) {
         let complaint = match rpc::parse(bytes) {
             Ok(Message::Request { id, method, params }) => {
-                let answered = match Call::decode(&method, params) {
+                let decoded = Call::decode(&method, params);
+                let method = decoded.as_ref().map_or(INVALID, |decoded| decoded.call.method());
+                self.asked = Some(Asked::new(Arc::clone(&self.core.metrics), self.caller.transport, method));
+                let admitted = match decoded {
                     Ok(Decoded { call, ignored }) => {
                         if ignored > 0 {
-                            tracing::debug!(%method, ignored, "members of a request that nobody knows");
+                            tracing::debug!(method, ignored, "members of a request that nobody knows");
                         }
                         self.admit(id.clone(), call).await
                     }
                     Err(error) => Err(error),
                 };
-                if let Err(error) = answered {
-                    self.send(rpc::error_text(&id, &error)).await;
-                }
-                return;
+                return self.admitted(&id, admitted).await;
             }
             Ok(Message::Notification { method, .. }) if method == "initialized" => match self.handshake.initialized() {
                 Ok(()) => return,
@@ -192,19 +209,18 @@ impl Connection {
         if is_control(&call) || (self.waiting.is_empty() && self.calls.len() < self.slots) {
             return self.route(id, call).await;
         }
-        self.waiting.push_back((id, call, self.charge.take()));
+        self.waiting.push_back((id, call, self.charge.take(), self.asked.take()));
         Ok(())
     }
 
     /// Gives free slots to those who wait.
     async fn go_on(&mut self) {
         while self.calls.len() < self.slots
-            && let Some((id, call, charge)) = self.waiting.pop_front()
+            && let Some((id, call, charge, asked)) = self.waiting.pop_front()
         {
-            self.charge = charge;
-            if let Err(error) = self.route(id.clone(), call).await {
-                self.send(rpc::error_text(&id, &error)).await;
-            }
+            (self.charge, self.asked) = (charge, asked);
+            let admitted = self.route(id.clone(), call).await;
+            self.admitted(&id, admitted).await;
         }
     }
 
@@ -264,6 +280,7 @@ impl Connection {
         let extensions = params.extensions.then(|| Box::new(environment::extensions(&self.core.config)));
         let environment_info = Some(EnvironmentInfo { extensions, ..self.core.environment.clone() });
         let result = InitializeResult { session_id: session.id().to_string(), environment_info };
+        tracing::info!(connection = self.number, session = &*session.mark(), "session attached");
         self.handles = std::mem::take(&mut attachment.handles);
         self.keeps_handles = params.keep_handles;
         self.attached = Some((session, attachment));
@@ -296,10 +313,10 @@ impl Connection {
         command: impl FnOnce(oneshot::Sender<Result<T, RpcError>>) -> Command,
     ) -> Result<(), RpcError> {
         let answer = self.command(command).await?;
-        let (charge, outgoing, replies) = (self.charge.take(), self.outgoing.clone(), self.replies.clone());
+        let (charge, way) = (self.charge.take(), self.way());
         self.inputs.spawn(async move {
             let _room_of_the_message = charge;
-            carry_out(id.clone(), outgoing, replies, answered(id, answer)).await;
+            carry_out(id.clone(), way, answered(id, answer)).await;
         });
         Ok(())
     }
@@ -311,7 +328,8 @@ impl Connection {
         command: impl FnOnce(oneshot::Sender<Result<T, RpcError>>) -> Command,
     ) -> Result<(), RpcError> {
         let answer = self.command(command).await?;
-        self.control.spawn(carry_out(id.clone(), self.outgoing.clone(), self.replies.clone(), answered(id, answer)));
+        let way = self.way();
+        self.control.spawn(carry_out(id.clone(), way, answered(id, answer)));
         Ok(())
     }
 
@@ -329,24 +347,11 @@ impl Connection {
     /// Runs a call in a slot.
     fn run(&mut self, id: Id, call: impl Future<Output = Result<Answer, RpcError>> + Send + 'static) {
         let charge = self.charge.take();
-        let answered = carry_out(id, self.outgoing.clone(), self.replies.clone(), call);
+        let answered = carry_out(id, self.way(), call);
         self.calls.spawn(async move {
             let _room_of_the_message = charge;
             answered.await;
         });
-    }
-
-    async fn answer(&self, id: &Id, result: &impl Serialize) -> Result<(), RpcError> {
-        self.send(text(id, result)?).await;
-        Ok(())
-    }
-
-    /// Waits for room towards the client, but not when the connection is to end.
-    async fn send(&self, text: String) {
-        tokio::select! {
-            _link_gone = self.outgoing.send(Outgoing::Text(text)) => {}
-            () = self.leaving.cancelled() => {}
-        }
     }
 
     fn order(&mut self) -> Result<&mut crate::session::Order, RpcError> {

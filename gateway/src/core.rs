@@ -6,6 +6,7 @@ use crate::environment;
 use crate::helper::pool::Pool;
 use crate::helper::spawner::{Spawner, SpawnerError};
 use crate::link::Link;
+use crate::metrics::Metrics;
 use crate::peer::Peers;
 use crate::policies::{Ceiling, Policies};
 use crate::process::launch;
@@ -23,6 +24,7 @@ use portcullis_sandbox::resolve::Machine;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{JoinHandle, JoinSet};
@@ -72,6 +74,8 @@ pub(crate) struct Core {
     pub(crate) enforcement: Enforcement,
     pub(crate) registry: Registry,
     pub(crate) pool: Pool,
+    pub(crate) metrics: Arc<Metrics>,
+    connections: AtomicU64,
     spawner: Spawner,
     work: mpsc::Sender<Work>,
 }
@@ -115,8 +119,10 @@ impl Gateway {
             executable: config.paths.executable.display().to_string(),
             reason: error.to_string(),
         };
-        let (spawner, spawner_task) = Spawner::start(&config.paths.executable).await.map_err(failed)?;
-        let (pool, pool_task) = Pool::start(spawner.clone());
+        let metrics = Arc::new(Metrics::new());
+        let (spawner, spawner_task) =
+            Spawner::start(&config.paths.executable, metrics.helper("spawner")).await.map_err(failed)?;
+        let (pool, pool_task) = Pool::start(spawner.clone(), Arc::clone(&metrics));
         let (work, queue) = mpsc::channel(QUEUE);
         let tokens = config.token_places().iter().filter_map(|place| AbsolutePath::new(place).ok()).collect();
         let core = Arc::new(Core {
@@ -126,6 +132,8 @@ impl Gateway {
             enforcement: report::enforcement(spawner.namespaces()),
             registry: Registry::default(),
             pool: pool.clone(),
+            metrics,
+            connections: AtomicU64::new(0),
             spawner,
             work,
             config,
@@ -162,6 +170,18 @@ impl Gateway {
         Readiness { closing: self.closing.clone(), spawner: self.core.spawner.clone() }
     }
 
+    /// What is going on and how it went, in the text format of OpenMetrics 1.0, which Prometheus reads. No other gateway counts
+    /// into it.
+    #[must_use]
+    pub fn metrics(&self) -> String {
+        self.core.metrics.text()
+    }
+
+    /// The same for a listener, which may outlive the gateway for a moment.
+    pub(crate) fn counters(&self) -> Arc<Metrics> {
+        Arc::clone(&self.core.metrics)
+    }
+
     /// Cancelled once nobody was connected and no session was kept for as long as [`Config::idle_exit`] says.
     #[must_use]
     pub fn idled(&self) -> CancellationToken {
@@ -188,6 +208,11 @@ impl Gateway {
 }
 
 impl Core {
+    /// Names the next connection: the first is 1.
+    pub(crate) fn number(&self) -> u64 {
+        self.connections.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
     /// Makes a session and gives its task to the owner.
     pub(crate) async fn new_session(&self) -> Result<SessionHandle, RpcError> {
         let config = SessionConfig {
@@ -196,6 +221,7 @@ impl Core {
             environment: Arc::clone(&self.config.environment),
             shell: self.environment.shell.path.clone(),
             spool: self.config.paths.spool.clone(),
+            metrics: Arc::clone(&self.metrics),
             spool_limits: SpoolLimits { process: self.config.spool_bytes, session: self.config.session_spool_bytes },
         };
         let (handle, task) = session::start(uuid::Uuid::new_v4().to_string().into(), self.spawner.clone(), config);

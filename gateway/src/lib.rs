@@ -8,8 +8,10 @@
 #![forbid(unsafe_code)]
 
 mod answer;
+mod asked;
 mod blocking;
 mod budget;
+mod caller;
 mod config;
 mod connection;
 mod core;
@@ -20,6 +22,7 @@ mod handshake;
 mod helper;
 mod link;
 mod listen;
+mod metrics;
 mod peer;
 mod policies;
 mod process;
@@ -29,6 +32,7 @@ mod session;
 mod stdio;
 
 pub use crate::budget::Charge;
+pub use crate::caller::Transport;
 pub use crate::config::{Config, ExecServerRuntimePaths};
 pub use crate::core::{Gateway, Readiness, StartError};
 pub use crate::link::{ConnectionEnded, Inlet, Link, LinkEnd, Outgoing};

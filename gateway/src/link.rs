@@ -1,6 +1,7 @@
 //! A link: a pair of bounded channels that carry the messages of one client, whatever the transport.
 
 use crate::budget::{Budget, Charge};
+use crate::caller::{Caller, Transport};
 use bytes::Bytes;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
@@ -31,6 +32,7 @@ pub struct Link {
     pub(crate) doubt: Doubt,
     /// How long its client may take for the handshake; none: as long as it likes.
     pub(crate) handshake: Option<Duration>,
+    pub(crate) caller: Caller,
 }
 
 /// Raised when somebody else wants what the client of a link has: the client may be gone without a word, and a transport that
@@ -137,9 +139,22 @@ impl Link {
             resumable,
             doubt: Doubt(doubt),
             handshake: None,
+            caller: Caller::default(),
         };
         let inlet = Inlet { messages, answered, budget: Budget::new(INCOMING_BYTES) };
         (link, LinkEnd { incoming: inlet, outgoing: from_gateway, doubts })
+    }
+
+    /// The same link, as metrics and logs shall name it: of this transport, from this address if there is such a thing.
+    #[must_use]
+    pub fn over(mut self, transport: Transport, address: impl Into<String>) -> Self {
+        (self.caller.transport, self.caller.address) = (transport, address.into());
+        self
+    }
+
+    /// The same link, of this client.
+    pub(crate) fn of(self, caller: Caller) -> Self {
+        Self { caller, ..self }
     }
 
     /// The same link, over which the client answers [`Outgoing::Ping`] in order. What it was sent is kept until it has

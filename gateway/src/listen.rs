@@ -14,6 +14,7 @@ use self::accept::{FRAME, MESSAGE, Serving, Upgraded};
 use self::carry::carry;
 use self::credential::Guard;
 use self::token::TokenFile;
+use crate::caller::{Caller, Transport};
 use crate::config::{Config, ExecServerRuntimePaths};
 use crate::core::{Gateway, StartError};
 use crate::link::Link;
@@ -170,7 +171,15 @@ async fn serve_websocket(address: SocketAddr, config: Config, stop: &Cancellatio
     let peers = gateway.peers(local);
     warn(local, &guard, clients_decide, &peers);
     let (upgrades, mut upgraded) = mpsc::channel(UPGRADES);
-    let serving = Serving { upgrades, readiness: gateway.readiness(), peers, guard, hosts, stop: stop.clone() };
+    let serving = Serving {
+        upgrades,
+        readiness: gateway.readiness(),
+        metrics: gateway.counters(),
+        peers,
+        guard,
+        hosts,
+        stop: stop.clone(),
+    };
     let accepting = tokio::spawn(accept::run(listener, serving, connections));
     writeln!(io::stdout(), "ws://{local}").map_err(failed("say on standard output where to reach"))?;
     let mut sockets = JoinSet::new();
@@ -201,8 +210,9 @@ async fn serve_websocket(address: SocketAddr, config: Config, stop: &Cancellatio
 
 /// Gives an upgraded socket to the gateway.
 async fn begin(one: Upgraded, gateway: &Gateway, sockets: &mut JoinSet<()>) {
-    let Upgraded { socket, peer, place } = one;
+    let Upgraded { socket, peer, who, place } = one;
     let (link, end) = Link::pair(format!("websocket JSON-RPC message from exec-server websocket {peer}"), true);
+    let link = link.of(Caller { transport: Transport::WebSocket, address: peer.to_string(), who });
     sockets.spawn(async move {
         carry(socket, end).await;
         drop(place);

@@ -62,7 +62,16 @@ impl Client {
 
     /// Resumes a session, trying again while its old connection is not gone yet.
     pub async fn resume(server: &Server, session: &str) -> Self {
-        let mut client = Self::dial(&server.url).await;
+        Self::dial(&server.url).await.resumed(session).await
+    }
+
+    /// The same with a token.
+    pub async fn resume_with_token(url: &str, token: &str, session: &str) -> Self {
+        Self::dial_with(with_token(url, token)).await.resumed(session).await
+    }
+
+    async fn resumed(mut self, session: &str) -> Self {
+        let client = &mut self;
         let attached = async {
             loop {
                 match client.initialize(Some(session)).await {
@@ -73,15 +82,13 @@ impl Client {
             }
         };
         timeout(PATIENCE, attached).await.expect("the old connection goes away");
-        client.send(&json!({"method": "initialized"})).await;
-        client
+        self.send(&json!({"method": "initialized"})).await;
+        self
     }
 
     /// Connects with a token, with both steps of the handshake.
     pub async fn connect_with_token(url: &str, token: &str) -> Self {
-        let mut request = url.into_client_request().expect("a URL");
-        request.headers_mut().insert("authorization", format!("Bearer {token}").parse().expect("a token"));
-        let mut client = Self::dial_with(request).await;
+        let mut client = Self::dial_with(with_token(url, token)).await;
         client.initialize(None).await.expect("initialize");
         client.send(&json!({"method": "initialized"})).await;
         client
@@ -270,6 +277,12 @@ impl Client {
         text.trim().parse().expect("a number")
     }
 
+    /// Ends the connection with a close frame, and waits for the server's.
+    pub async fn close(mut self) {
+        timeout(PATIENCE, self.socket.close(None)).await.expect("the server reads").expect("close");
+        self.closed().await;
+    }
+
     /// Ends the connection as a cut cable would: without a close frame.
     pub fn cut(self) {
         drop(self.socket);
@@ -299,6 +312,12 @@ impl Events {
     pub fn seqs(&self) -> Vec<u64> {
         self.notices.iter().map(|notice| notice["params"]["seq"].as_u64().expect("a seq")).collect()
     }
+}
+
+fn with_token(url: &str, token: &str) -> Request {
+    let mut request = url.into_client_request().expect("a URL");
+    request.headers_mut().insert("authorization", format!("Bearer {token}").parse().expect("a token"));
+    request
 }
 
 /// Lays the members of one object over another's.

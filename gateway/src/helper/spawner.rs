@@ -10,6 +10,7 @@ mod task;
 
 use self::task::{Ask, Task};
 use super::socket::{FrameReceiver, FrameSender, pair_up, watch_fd};
+use crate::metrics::Present;
 use portcullis_protocol::denial::Denials;
 use portcullis_protocol::helper::{
     BUILD, Command, Enforced, ExitStatus, HIDDEN_FLAG, NamespaceLayer, Role, SpawnerEvent, SpawnerRequest, StepFailed, decode,
@@ -177,8 +178,8 @@ pub(crate) enum LaunchError {
 }
 
 impl Spawner {
-    /// Starts the helper from an executable whose `main` dispatches hidden roles first.
-    pub(crate) async fn start(executable: &Path) -> Result<(Self, SpawnerTask), SpawnerError> {
+    /// Starts the helper from an executable whose `main` dispatches hidden roles first. `present` is dropped with it.
+    pub(crate) async fn start(executable: &Path, present: Present) -> Result<(Self, SpawnerTask), SpawnerError> {
         let failed = |error| SpawnerError::Start(executable.display().to_string(), error);
         let (ours, theirs) = StdStream::pair().map_err(failed)?;
         ours.set_nonblocking(true).map_err(failed)?;
@@ -203,6 +204,7 @@ impl Spawner {
         tasks.spawn(async move {
             let end = task.run().await;
             let status = reap(child).await;
+            drop(present);
             match end {
                 Ok(()) => tracing::debug!(status, "the spawner has ended"),
                 Err(reason) => tracing::error!(reason, status, "the spawner is lost: nothing can be started any more"),

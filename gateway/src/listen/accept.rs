@@ -6,7 +6,9 @@
 
 use super::credential::Guard;
 use super::host;
+use crate::caller::Who;
 use crate::core::Readiness;
+use crate::metrics::{Metrics, Refused};
 use crate::peer::Peers;
 use axum::Router;
 use axum::body::Body;
@@ -37,6 +39,8 @@ pub(super) const MESSAGE: usize = 64 << 20;
 /// Bytes that are read from a socket at a time. Each connection holds as many, also while it is idle: with 128 KiB that was most
 /// of its memory, and a message of 1 MiB is no faster for it.
 const READ_BUFFER: usize = 8 << 10;
+/// What a scrape is written in.
+const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 /// Bytes of a request's line and headers.
 const HEADERS: usize = 32 << 10;
 /// How long a socket may take until it is upgraded, or has sent its one request and taken the answer. One deadline for all: a
@@ -50,6 +54,7 @@ const AFTER_ERROR: Duration = Duration::from_millis(100);
 pub(super) struct Serving {
     pub(super) upgrades: mpsc::Sender<Upgraded>,
     pub(super) readiness: Readiness,
+    pub(super) metrics: Arc<Metrics>,
     pub(super) peers: Peers,
     pub(super) guard: Guard,
     /// What a `Host` header may name beside addresses.
@@ -63,6 +68,7 @@ pub(super) struct Serving {
 pub(super) struct Upgraded {
     pub(super) socket: WebSocket,
     pub(super) peer: SocketAddr,
+    pub(super) who: Who,
     pub(super) place: Arc<OwnedSemaphorePermit>,
 }
 
@@ -78,7 +84,10 @@ pub(super) async fn run(listener: TcpListener, serving: Serving, connections: us
         }
         match Arc::clone(&places).try_acquire_owned() {
             Ok(place) => drop(sockets.spawn(serve(socket, peer, place, app.clone()))),
-            Err(_full) => refuse(&socket, connections),
+            Err(_full) => {
+                serving.metrics.refused(Refused::Full);
+                refuse(&socket, connections);
+            }
         }
     };
     loop {
@@ -152,6 +161,7 @@ fn routes(serving: Serving) -> Router {
     Router::new()
         .route("/readyz", get(ready))
         .route("/livez", get(StatusCode::OK))
+        .route("/metrics", get(metrics))
         .route("/", any(upgrade))
         .layer(middleware::from_fn_with_state(serving.clone(), refuse_pages))
         .with_state(serving)
@@ -162,13 +172,35 @@ async fn ready(State(serving): State<Serving>) -> StatusCode {
     if is_ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }
 }
 
+/// Who connects from this machine may look, as at whether it is ready. From elsewhere, what an upgrade asks for is asked for: how
+/// much goes on here is nobody's business.
+async fn metrics(
+    State(serving): State<Serving>,
+    Extension(Arrival { peer, local, .. }): Extension<Arrival>,
+    headers: HeaderMap,
+) -> Response {
+    if !local.ip().to_canonical().is_loopback()
+        && let Err(text) = serving.guard.admit(&headers)
+    {
+        serving.metrics.refused(Refused::Auth);
+        return (StatusCode::UNAUTHORIZED, text).into_response();
+    }
+    if let Err(error) = serving.peers.admit(peer, local).await {
+        serving.metrics.refused(Refused::Peer);
+        return (StatusCode::FORBIDDEN, format!("{error}\n")).into_response();
+    }
+    ([(header::CONTENT_TYPE, METRICS_TYPE)], serving.metrics.text()).into_response()
+}
+
 /// Browsers send an Origin, programs do not: a web page must not reach a gateway on its reader's machine, also not by a name of
 /// its own that leads here.
 async fn refuse_pages(State(serving): State<Serving>, request: Request, next: Next) -> Response {
     if request.headers().contains_key(header::ORIGIN) {
+        serving.metrics.refused(Refused::Origin);
         return StatusCode::FORBIDDEN.into_response();
     }
     if !host::is_allowed(request.headers(), &serving.hosts) {
+        serving.metrics.refused(Refused::Host);
         let text = "refused: the Host of this request is no address; use one, or localhost, or start the server with --allow-host NAME\n";
         return (StatusCode::FORBIDDEN, text).into_response();
     }
@@ -181,22 +213,28 @@ async fn upgrade(
     headers: HeaderMap,
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Response {
-    if let Err(text) = serving.guard.admit(&headers) {
-        return (StatusCode::UNAUTHORIZED, text).into_response();
-    }
+    let who = match serving.guard.admit(&headers) {
+        Ok(who) => who,
+        Err(text) => {
+            serving.metrics.refused(Refused::Auth);
+            return (StatusCode::UNAUTHORIZED, text).into_response();
+        }
+    };
     let upgrade = match upgrade {
         Ok(upgrade) => upgrade,
         Err(refusal) => return refusal.into_response(),
     };
     if serving.stop.is_cancelled() {
+        serving.metrics.refused(Refused::Stopping);
         return (StatusCode::SERVICE_UNAVAILABLE, "the server is shutting down; nothing was done\n").into_response();
     }
     if let Err(error) = serving.peers.admit(peer, local).await {
+        serving.metrics.refused(Refused::Peer);
         return (StatusCode::FORBIDDEN, format!("{error}\n")).into_response();
     }
     let upgrade = upgrade.max_frame_size(FRAME).max_message_size(MESSAGE).read_buffer_size(READ_BUFFER);
     upgrade.on_upgrade(move |socket| async move {
-        let _shutting_down = serving.upgrades.send(Upgraded { socket, peer, place }).await;
+        let _shutting_down = serving.upgrades.send(Upgraded { socket, peer, who, place }).await;
     })
 }
 

@@ -1,9 +1,11 @@
 //! Who may connect: what a client has to show before its socket becomes a connection.
 
+use crate::caller::Who;
 use axum::http::{HeaderMap, header};
 use jsonwebtoken::errors::ErrorKind;
 use jsonwebtoken::{Algorithm, DecodingKey, Validation};
 use serde::Deserialize;
+use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 use std::fmt;
 use std::path::PathBuf;
@@ -12,6 +14,9 @@ use subtle::ConstantTimeEq as _;
 
 /// Bytes of a shared secret at least: fewer can be guessed from one token.
 const SHORTEST_SECRET: usize = 32;
+
+/// Characters of a claim that are told of: it is repeated in every record of its connection.
+const CLAIM: usize = 256;
 
 /// What a listener asks of its clients.
 #[derive(Debug, Clone)]
@@ -95,20 +100,20 @@ pub(super) enum Guard {
 }
 
 impl Guard {
-    /// Whether these headers show what is asked for; otherwise what to answer with status 401.
-    pub(super) fn admit(&self, headers: &HeaderMap) -> Result<(), String> {
+    /// What these headers show, if it is what is asked for; otherwise what to answer with status 401.
+    pub(super) fn admit(&self, headers: &HeaderMap) -> Result<Who, String> {
         let hint = |text: &str| match self {
             Self::Token(_, Some(hint)) => format!("{text}: {hint}"),
             Self::Open | Self::Token(_, None) | Self::Signed(_) => text.to_owned(),
         };
         if matches!(self, Self::Open) {
-            return Ok(());
+            return Ok(Who::None);
         }
         let Some(value) = headers.get(header::AUTHORIZATION) else { return Err(hint("missing websocket bearer token")) };
         let token = value.to_str().ok().and_then(bearer).ok_or_else(|| hint("invalid authorization header"))?;
         match self {
-            Self::Open => Ok(()),
-            Self::Token(digest, _) if bool::from(digest_of(token).ct_eq(digest)) => Ok(()),
+            Self::Open => Ok(Who::None),
+            Self::Token(digest, _) if bool::from(digest_of(token).ct_eq(digest)) => Ok(Who::Token),
             Self::Token(..) => Err(hint("invalid websocket bearer token")),
             Self::Signed(rules) => rules.check(token).map_err(str::to_owned),
         }
@@ -128,9 +133,15 @@ fn bearer(value: &str) -> Option<&str> {
 }
 
 impl SignedBearer {
-    fn check(&self, token: &str) -> Result<(), &'static str> {
+    fn check(&self, token: &str) -> Result<Who, &'static str> {
+        /// Only to be told: a claim that is no text says nothing.
         #[derive(Deserialize)]
-        struct Claims {}
+        struct Claims {
+            #[serde(default)]
+            sub: Value,
+            #[serde(default)]
+            jti: Value,
+        }
         let mut rules = Validation::new(Algorithm::HS256);
         rules.set_required_spec_claims(&["exp"]);
         rules.leeway = self.skew.as_secs();
@@ -146,7 +157,10 @@ impl SignedBearer {
             rules.required_spec_claims.insert("iss".to_owned());
         }
         let checked = jsonwebtoken::decode::<Claims>(token, &DecodingKey::from_secret(&self.secret), &rules);
-        checked.map(|_claims| ()).map_err(|error| match error.kind() {
+        let text = |claim: Value| claim.as_str().map(|text| text.chars().take(CLAIM).collect());
+        checked.map(|token| Who::Signed { sub: text(token.claims.sub), jti: text(token.claims.jti) }).map_err(|error| match error
+            .kind()
+        {
             ErrorKind::ExpiredSignature => "expired websocket jwt",
             ErrorKind::ImmatureSignature => "websocket jwt is not valid yet",
             ErrorKind::InvalidIssuer => "websocket jwt issuer mismatch",
@@ -163,7 +177,7 @@ mod tests {
     use super::*;
     use axum::http::HeaderValue;
     use jsonwebtoken::{EncodingKey, Header};
-    use serde_json::{Value, json};
+    use serde_json::json;
     use std::time::{SystemTime, UNIX_EPOCH};
 
     fn headers(authorization: Option<&str>) -> HeaderMap {
@@ -173,7 +187,7 @@ mod tests {
 
     #[track_caller]
     fn check(guard: &Guard, authorization: Option<&str>, expect: Result<(), &str>) {
-        let got = guard.admit(&headers(authorization));
+        let got = guard.admit(&headers(authorization)).map(|_who| ());
         assert_eq!(got.as_ref().map_err(String::as_str).copied(), expect, "{authorization:?}");
     }
 
@@ -242,6 +256,21 @@ mod tests {
         check(&guard, Some(&unsigned), invalid);
         check(&guard, Some("Bearer a.b.c"), invalid);
         check(&guard, None, Err("missing websocket bearer token"));
+    }
+
+    #[test]
+    fn who_showed_what_is_told_without_the_token() {
+        let guard = Guard::Signed(SignedBearer::new(vec![b'k'; 40]).unwrap());
+        let told = |claims: &Value| guard.admit(&headers(Some(&signed(Algorithm::HS256, &[b'k'; 40], claims)))).unwrap();
+        let named = told(&json!({"exp": now() + 60, "sub": "ci", "jti": "7"}));
+        assert_eq!(named, Who::Signed { sub: Some("ci".to_owned()), jti: Some("7".to_owned()) });
+        assert_eq!(serde_json::to_string(&named).unwrap(), r#"{"credential":"signed","sub":"ci","jti":"7"}"#);
+        let unnamed = told(&json!({"exp": now() + 60, "sub": 7, "jti": null}));
+        assert_eq!(unnamed, Who::Signed { sub: None, jti: None });
+        let Who::Signed { sub: Some(long), .. } = told(&json!({"exp": now() + 60, "sub": "x".repeat(5000)})) else { panic!() };
+        assert_eq!(long.len(), CLAIM);
+        assert_eq!(Guard::Token(digest_of("t"), None).admit(&headers(Some("Bearer t"))), Ok(Who::Token));
+        assert_eq!(Guard::Open.admit(&headers(None)), Ok(Who::None));
     }
 
     #[test]

@@ -6,6 +6,7 @@
 
 use super::launch::Ends;
 use super::pty;
+use super::running::Running;
 use crate::helper::socket::watch_fd;
 use crate::helper::spawner::{Child, Ended, KILL, Spawner};
 use portcullis_protocol::denial::Denials;
@@ -128,6 +129,7 @@ pub(crate) struct Pump {
     resized: u64,
     has_killed: bool,
     has_exited: bool,
+    running: Running,
 }
 
 #[derive(Debug)]
@@ -148,6 +150,7 @@ impl Pump {
         ends: Ends,
         spawner: Spawner,
         feeds: mpsc::Sender<(u64, Feed)>,
+        running: Running,
     ) -> io::Result<(Self, Controls)> {
         let mut sources = Vec::new();
         for (stream, fd) in ends.sources {
@@ -173,6 +176,7 @@ impl Pump {
             resized: 0,
             has_killed: false,
             has_exited: false,
+            running,
         };
         Ok((pump, Controls { orders, input: Some(input) }))
     }
@@ -284,8 +288,12 @@ impl Pump {
             }
         }
         let feed = match ended {
-            Some(Ended { status, denials, failure }) => Feed::Exited { code: status.code(), denials, failure },
+            Some(Ended { status, denials, failure }) => {
+                self.running.ended(Some(status), &denials);
+                Feed::Exited { code: status.code(), denials, failure }
+            }
             None => {
+                self.running.ended(None, &Denials::default());
                 // What it may have left behind cannot be ended any more, so nobody shall wait for the end of its output.
                 self.sources.clear();
                 let text = "the spawner died: whether the process lives on is not known, and nothing can reach it";

@@ -26,6 +26,7 @@ use crate::budget::{Budget, Charge};
 use crate::handles::Handles;
 use crate::helper::spawner::Spawner;
 use crate::link::{Doubt, Outgoing};
+use crate::metrics::Metrics;
 use futures_util::future::BoxFuture;
 use portcullis_protocol::fs::Empty;
 use portcullis_protocol::logged::AcknowledgeParams;
@@ -35,6 +36,7 @@ use portcullis_protocol::process::{
 };
 use portcullis_protocol::rpc::RpcError;
 use portcullis_sandbox::policy::Policy;
+use sha2::{Digest as _, Sha256};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -59,12 +61,15 @@ pub(crate) struct SessionConfig {
     /// Where output waits for which there is no room while nobody is attached, and how much of it.
     pub(crate) spool: PathBuf,
     pub(crate) spool_limits: SpoolLimits,
+    /// Where it is counted.
+    pub(crate) metrics: Arc<Metrics>,
 }
 
 /// A session as others reach it. Clones share it.
 #[derive(Debug, Clone)]
 pub(crate) struct SessionHandle {
     id: Arc<str>,
+    mark: Arc<str>,
     commands: mpsc::Sender<Command>,
 }
 
@@ -72,6 +77,11 @@ impl SessionHandle {
     /// Its name, which is a secret of its client.
     pub(crate) fn id(&self) -> Arc<str> {
         Arc::clone(&self.id)
+    }
+
+    /// What logs and records name it by.
+    pub(crate) fn mark(&self) -> Arc<str> {
+        Arc::clone(&self.mark)
     }
 
     /// Puts a command in line.
@@ -184,6 +194,14 @@ pub(crate) fn start(
     config: SessionConfig,
 ) -> (SessionHandle, impl Future<Output = ()> + Send + use<>) {
     let (commands, queue) = mpsc::channel(QUEUE);
-    let task = task::Task::new(Arc::clone(&id), spawner, config);
-    (SessionHandle { id, commands }, task.run(queue))
+    let mark = mark(&id);
+    let task = task::Task::new(Arc::clone(&id), Arc::clone(&mark), spawner, config);
+    (SessionHandle { id, mark, commands }, task.run(queue))
+}
+
+/// The beginning of the SHA-256 of a session's id. Whoever knows an id may have the session, so that no log names it; ids are
+/// random, so that nobody finds one from this.
+fn mark(id: &str) -> Arc<str> {
+    let digest = Sha256::digest(id);
+    digest[..6].iter().map(|byte| format!("{byte:02x}")).collect::<String>().into()
 }

@@ -158,6 +158,11 @@ impl State {
         None
     }
 
+    /// Whether nobody is connected to it.
+    pub(super) fn is_detached(&self) -> bool {
+        !matches!(self.attachment, Attachment::Attached { .. })
+    }
+
     /// Whether a process lives.
     pub(super) fn is_live(&self) -> bool {
         self.processes.values().any(Process::is_live)

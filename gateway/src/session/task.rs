@@ -2,7 +2,9 @@
 
 mod attach;
 mod output;
+mod start;
 
+use self::start::Begun;
 use super::guard::Bounds;
 use super::message::{Answer, Call, Input, Output, Retention, Start};
 use super::spool::{Done, Spools};
@@ -10,10 +12,11 @@ use super::state::State;
 use super::{AttachError, Attachment, Change, Command, Newcomer, Order, Page, Reply, SessionConfig, Turn};
 use crate::budget::{Budget, Charge};
 use crate::handles::Handles;
-use crate::helper::spawner::{Child, Launch, LaunchError, Spawner};
+use crate::helper::spawner::Spawner;
 use crate::link::Outgoing;
-use crate::process::launch::{self, Ends};
-use crate::process::pump::{Controls, Feed, Pump};
+use crate::metrics::Present;
+use crate::process::launch;
+use crate::process::pump::{Controls, Feed};
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
@@ -21,7 +24,7 @@ use portcullis_protocol::fs::Empty;
 use portcullis_protocol::process::{
     ListResult, ResizeParams, SignalParams, Size, StartParams, StartResult, TerminateResult, WriteResult,
 };
-use portcullis_protocol::rpc::{RpcError, code};
+use portcullis_protocol::rpc::RpcError;
 use portcullis_sandbox::policy::Policy;
 use std::collections::HashMap;
 use std::num::NonZeroU64;
@@ -29,19 +32,20 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{JoinError, JoinSet};
-use tokio::time::{Instant, sleep_until, timeout, timeout_at};
+use tokio::time::{Instant, sleep_until, timeout_at};
 
 /// What pumps have said and the session has not taken in; beyond, they wait. Credit bounds it in bytes.
 const FEEDS: usize = 128;
-
-/// How long a start may take. A working directory on a file system that hangs would hold up the session's queue for ever.
-const START_DEADLINE: Duration = Duration::from_secs(60);
 
 /// How long the killed processes of a session may take to be reaped.
 const CLOSE_DEADLINE: Duration = Duration::from_secs(2);
 
 pub(super) struct Task {
     id: Arc<str>,
+    /// What logs name it by.
+    mark: Arc<str>,
+    /// Counts it, and once more while nobody is connected to it.
+    present: (Present, Option<Present>),
     spawner: Spawner,
     config: SessionConfig,
     state: State,
@@ -78,15 +82,6 @@ enum Caller {
     Terminate(Reply<TerminateResult>),
 }
 
-/// A start that came to an end.
-struct Begun {
-    key: u64,
-    ends: Ends,
-    started: Result<Child, LaunchError>,
-    /// Its client wants to know what is enforced on it.
-    wants_enforcement: bool,
-}
-
 enum Wake {
     Command(Option<Command>),
     Feed(u64, Feed),
@@ -100,13 +95,17 @@ enum Wake {
 }
 
 impl Task {
-    pub(super) fn new(id: Arc<str>, spawner: Spawner, config: SessionConfig) -> Self {
+    pub(super) fn new(id: Arc<str>, mark: Arc<str>, spawner: Spawner, config: SessionConfig) -> Self {
+        tracing::info!(session = &*mark, "session made");
+        let present = (config.metrics.session(), Some(config.metrics.detached_session()));
         let retention = Retention { detached: config.retention, closed: config.retention };
         let (feed, feeds) = mpsc::channel(FEEDS);
         let spools = Spools::new(config.spool.clone());
         let state = State::new(retention, config.spool_limits, now());
         Self {
             id,
+            mark,
+            present,
             spawner,
             config,
             state,
@@ -133,15 +132,23 @@ impl Task {
             let wake = self.wait(&mut commands).await;
             self.take_in(wake);
             self.act();
+            self.count();
             self.announce();
         }
-        tracing::debug!(session = &*self.id, "session ended");
+        tracing::info!(session = &*self.mark, "session ended");
         // Whoever is in line learns from the drop of its reply that it came too late.
         commands.close();
         while commands.try_recv().is_ok() {}
         self.callers.clear();
         self.attached = None;
         self.finish().await;
+    }
+
+    fn count(&mut self) {
+        let is_detached = self.state.is_detached();
+        if is_detached != self.present.1.is_some() {
+            self.present.1 = is_detached.then(|| self.config.metrics.detached_session());
+        }
     }
 
     async fn wait(&mut self, commands: &mut mpsc::Receiver<Command>) -> Wake {
@@ -304,48 +311,6 @@ impl Task {
         }
     }
 
-    /// Asks the spawner beside everything else. The spawner's answer comes back as [`Begun`].
-    fn launch(&mut self, call: Call, key: u64) {
-        let Some(Caller::Prepare(params, policy, turn, reply)) = self.callers.remove(&call) else { return };
-        self.callers.insert(call, Caller::Start(reply));
-        let SessionConfig { environment, allow_unprotected, shell, .. } = &self.config;
-        match launch::prepare(Arc::clone(&self.id), &params, policy.as_deref(), *allow_unprotected, environment, shell) {
-            Ok((launch, ends)) => {
-                let (spawner, wants_enforcement) = (self.spawner.clone(), params.enforcement);
-                let bounds = Bounds { stall: milliseconds(params.stall_ms), ceiling: milliseconds(params.ceiling_ms) };
-                self.starts.push(Box::pin(async move {
-                    let started = begin(&spawner, launch, turn, bounds.shortest()).await;
-                    Begun { key, ends, started, wants_enforcement }
-                }));
-            }
-            Err(error) => self.handle(Input::StartFailed { key, error }),
-        }
-    }
-
-    fn begun(&mut self, Begun { key, ends, started, wants_enforcement }: Begun) {
-        let child = match started {
-            Ok(child) => child,
-            Err(error) => return self.handle(Input::StartFailed { key, error: launch::failed(&error) }),
-        };
-        let sandbox_type = launch::sandbox_type(&child.enforced);
-        tracing::debug!(session = &*self.id, pid = child.pid, enforced = ?child.enforced, "process started");
-        let enforcement = wants_enforcement.then(|| Box::new(child.enforced.clone()));
-        match Pump::new(key, child, ends, self.spawner.clone(), self.feed.clone()) {
-            Ok((pump, controls)) => {
-                self.controls.insert(key, controls);
-                self.handle(Input::Started { key, sandbox_type, enforcement });
-                // The caller is woken before the pump runs, so that the answer normally comes before the first event.
-                self.act();
-                let task = self.pumps.spawn(pump.run());
-                self.pump_keys.insert(task.id(), key);
-            }
-            Err(error) => {
-                let error = RpcError::new(code::INTERNAL, format!("watch the pipes of the process, which was killed: {error}"));
-                self.handle(Input::StartFailed { key, error });
-            }
-        }
-    }
-
     fn pump_ended(&mut self, ended: Result<(tokio::task::Id, u64), JoinError>) {
         let error = match ended {
             Ok((task, _key)) => {
@@ -375,7 +340,7 @@ impl Task {
                 }
             };
             let Ok(wake) = timeout_at(deadline, wake).await else {
-                tracing::warn!(session = &*self.id, "processes of a closed session are not dead yet");
+                tracing::warn!(session = &*self.mark, "processes of a closed session are not dead yet");
                 break;
             };
             self.take_in(wake);
@@ -402,25 +367,6 @@ async fn reserve(connection: Option<&mpsc::Sender<Outgoing>>) -> bool {
         Some(connection) => connection.reserve().await.is_ok(),
         None => std::future::pending().await,
     }
-}
-
-/// Starts a process in its turn. The bounds of the process are bounds of its start too.
-async fn begin(spawner: &Spawner, launch: Launch, turn: Turn, bound: Option<Duration>) -> Result<Child, LaunchError> {
-    let start = async {
-        turn.wait().await;
-        let started = timeout(START_DEADLINE, spawner.process(launch)).await;
-        // Its turn ends when it runs, or never will.
-        drop(turn);
-        started.unwrap_or_else(|_| Err(late(START_DEADLINE)))
-    };
-    match bound {
-        Some(bound) => timeout(bound, start).await.unwrap_or_else(|_| Err(late(bound))),
-        None => start.await,
-    }
-}
-
-fn late(bound: Duration) -> LaunchError {
-    LaunchError::Lost(format!("the process did not start within {} s and is killed if it does", bound.as_secs_f64()))
 }
 
 fn milliseconds(bound: Option<NonZeroU64>) -> Option<Duration> {

@@ -20,6 +20,7 @@ mod jobs;
 mod listener;
 mod listener_peers;
 mod messages;
+mod metrics;
 mod nested;
 mod operations;
 mod order;

@@ -10,6 +10,7 @@ use portcullis_protocol::path::WirePath;
 use portcullis_protocol::process::{
     CloseStdinParams, ReadParams, ReadResult, SignalParams, TerminateParams, WriteParams, WriteStatus,
 };
+use portcullis_protocol::rpc::code;
 use portcullis_protocol::signal::Signal;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -51,6 +52,7 @@ impl Client {
             shell: "/bin/sh".to_owned(),
             spool: std::env::temp_dir(),
             spool_limits: crate::session::SpoolLimits { process: 64 << 20, session: 256 << 20 },
+            metrics: Arc::new(crate::metrics::Metrics::new()),
         };
         let (session, task) = start("s".into(), spawner, config);
         tasks.spawn(task);
