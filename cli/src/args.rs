@@ -67,6 +67,19 @@ pub(crate) struct Serve {
     /// A directory that is the workspace of --policy; may be repeated.
     #[arg(long, value_name = "DIR", requires = "policy")]
     pub(crate) workspace: Vec<PathBuf>,
+    /// How the log on standard error is written. What is in it RUST_LOG says [default: warn]: info adds connections, sessions
+    /// and processes as they come and go, and no level names what is a secret.
+    #[arg(long, value_name = "FORMAT", value_enum, default_value_t = LogFormat::Text)]
+    pub(crate) log_format: LogFormat,
+}
+
+/// How a log is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogFormat {
+    /// A line for people.
+    Text,
+    /// A line of JSON.
+    Json,
 }
 
 /// Who may connect. Without any of these a token is made at the start, and said on standard error.

@@ -8,7 +8,7 @@ mod explain;
 mod policy;
 mod terminal;
 
-use args::{Arguments, Command};
+use args::{Arguments, Command, LogFormat};
 use clap::Parser as _;
 use portcullis::{Config, ExecServerRuntimePaths};
 use std::io::{self, Write as _};
@@ -21,7 +21,10 @@ fn main() -> ExitCode {
         return code;
     }
     let arguments = Arguments::parse();
-    log_to_stderr();
+    log_to_stderr(match &arguments.command {
+        Command::Serve(options) => options.log_format,
+        _ => LogFormat::Text,
+    });
     // A command's own status must not be taken for ours.
     let failure = if matches!(arguments.command, Command::Exec(_)) { ExitCode::from(FAILED_EXEC) } else { ExitCode::FAILURE };
     match run(arguments.command) {
@@ -79,7 +82,12 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
     done
 }
 
-fn log_to_stderr() {
+/// What `RUST_LOG` asks for; without it, what needs somebody's attention.
+fn log_to_stderr(format: LogFormat) {
     let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn".into());
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).init();
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
+    match format {
+        LogFormat::Text => log.init(),
+        LogFormat::Json => log.json().flatten_event(true).with_current_span(false).with_span_list(false).init(),
+    }
 }

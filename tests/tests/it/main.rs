@@ -19,6 +19,7 @@ mod helpers_die;
 mod jobs;
 mod listener;
 mod listener_peers;
+mod logs;
 mod messages;
 mod metrics;
 mod nested;
