@@ -15,7 +15,7 @@ pub(crate) struct Arguments {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Serve clients until SIGINT or SIGTERM. Standard output carries one line, the URL; with stdio, messages and nothing else.
-    Serve(Serve),
+    Serve(Box<Serve>),
     /// Run one command, confined, and return its exit status; 125 if it could not be run. Standard input goes to it.
     Exec(Exec),
     /// Say what a policy allows of paths, why, and what would allow more. Nothing is confined, opened or changed.
@@ -23,6 +23,26 @@ pub(crate) enum Command {
     /// Say what can be enforced here, what not and why, and what each named policy would get. Its status is 0 if processes can
     /// be confined and given something to write to, otherwise 1.
     Doctor(Doctor),
+    /// Look after the file that `serve --audit` writes.
+    #[command(subcommand)]
+    Audit(Audit),
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Audit {
+    /// Check that no line of an audit log was changed, removed or moved, and say how many there are and the digest of the last.
+    /// Its status is 0 if so, otherwise 1. Keep the digest elsewhere: that the end of a file is missing nothing in it shows.
+    Verify(Verify),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Verify {
+    /// The audit log.
+    #[arg(value_name = "FILE")]
+    pub(crate) file: PathBuf,
+    /// A digest that was said earlier: fail unless the line that had it is still there.
+    #[arg(long, value_name = "SHA256")]
+    pub(crate) head: Option<String>,
 }
 
 #[derive(Debug, Args)]
@@ -67,6 +87,13 @@ pub(crate) struct Serve {
     /// A directory that is the workspace of --policy; may be repeated.
     #[arg(long, value_name = "DIR", requires = "policy")]
     pub(crate) workspace: Vec<PathBuf>,
+    /// Record everything that is asked for in this file, which is made with mode 0600 or appended to, each line chained to the one
+    /// before. What cannot be recorded is refused. `portcullis audit verify` checks it.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) audit: Option<PathBuf>,
+    /// Let no answer leave before its line has reached the disk, so that a power cut takes none along.
+    #[arg(long, requires = "audit")]
+    pub(crate) audit_sync: bool,
     /// How the log on standard error is written. What is in it RUST_LOG says [default: warn]: info adds connections, sessions
     /// and processes as they come and go, and no level names what is a secret.
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t = LogFormat::Text)]

@@ -1,6 +1,7 @@
 //! The `portcullis` program.
 
 mod args;
+mod audit;
 mod credential;
 mod doctor;
 mod exec;
@@ -10,7 +11,7 @@ mod terminal;
 
 use args::{Arguments, Command, LogFormat};
 use clap::Parser as _;
-use portcullis::{Config, ExecServerRuntimePaths};
+use portcullis::{AuditFile, Config, ExecServerRuntimePaths};
 use std::io::{self, Write as _};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -46,6 +47,9 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         explain::print(options, &mut io::stdout())?;
         return Ok(ExitCode::SUCCESS);
     }
+    if let Command::Audit(args::Audit::Verify(options)) = &command {
+        return audit::verify(options, &mut io::stdout());
+    }
     // One thread: two of them on few cores cost more in hand-overs than they gain.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let done = match command {
@@ -65,6 +69,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
             if let Some(name) = &options.policy {
                 config.ceiling = policy::ceiling(name, &options.workspace)?;
             }
+            config.audit = options.audit.map(|path| AuditFile { path, sync: options.audit_sync });
             config.retention = Duration::from_secs(options.detached_retention);
             config.idle_exit = options.idle_exit.map(Duration::from_secs);
             config.max_retention = Duration::from_secs(options.max_retention);
@@ -75,7 +80,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         }
         Command::Exec(options) => runtime.block_on(exec::run(&options)),
         Command::Doctor(options) => runtime.block_on(doctor::run(options.json)),
-        Command::Explain(_) => Ok(ExitCode::SUCCESS),
+        Command::Explain(_) | Command::Audit(_) => Ok(ExitCode::SUCCESS),
     };
     // A read of standard input may still block a thread of the runtime; nothing waits for it.
     runtime.shutdown_background();

@@ -33,9 +33,10 @@ pub(crate) async fn carry_out(id: Id, way: Way, call: impl Future<Output = Resul
         tracing::error!(%incident, "a call panicked");
         Err(reply::internal(format!("a defect of the server, incident {incident}; its log says more")))
     });
-    if let Some(asked) = asked {
-        asked.answered(outcome.as_ref().map(|_answer| ()));
-    }
+    let outcome = match asked {
+        Some(asked) => asked.over(outcome).await,
+        None => outcome,
+    };
     let answer = outcome.unwrap_or_else(|error| rpc::error_text(&id, &error).into());
     metrics.message(Direction::Out, answer.text.len());
     let message = match answer {

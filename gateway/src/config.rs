@@ -1,5 +1,6 @@
 //! What the operator decides. The environment is read here and nowhere else.
 
+use crate::audit::AuditFile;
 use crate::listen::{Credential, token_directory};
 use portcullis_sandbox::policy::Policy;
 use std::ffi::{OsStr, OsString};
@@ -60,6 +61,8 @@ pub struct Config {
     /// The operator's ceiling: every request gets what both it and this allow, and a request that asks for no sandbox gets this.
     /// None leaves the decision to the clients.
     pub ceiling: Option<Policy>,
+    /// Where everything that is asked for is recorded; none: nowhere. No confined request gets to see it.
+    pub audit: Option<AuditFile>,
     /// The server's environment, for policies of `process/start` that inherit it.
     pub environment: Arc<[(OsString, OsString)]>,
     /// The server's working directory at its start.
@@ -84,19 +87,22 @@ impl Config {
             fs_deadline: Duration::from_secs(120),
             allow_unprotected_metadata: false,
             ceiling: None,
+            audit: None,
             environment: std::env::vars_os().collect(),
             cwd: std::env::current_dir().unwrap_or_else(|_| PathBuf::from("/")),
         }
     }
 
-    /// Where tokens are that open listeners of this user. No confined process gets to see them.
+    /// What is the gateway's own, where no confined request gets to see it: tokens that open listeners of this user, and the audit
+    /// log.
     pub(crate) fn token_places(&self) -> Vec<PathBuf> {
         let named = match &self.credential {
             Credential::Generated { file } => file.clone(),
             Credential::Capability(_) | Credential::SignedBearer(_) | Credential::Insecure => None,
         };
         let named = named.map(|file| self.cwd.join(file));
-        self.token_directory().into_iter().chain(named).collect()
+        let audit = self.audit.as_ref().map(|file| self.cwd.join(&file.path));
+        self.token_directory().into_iter().chain(named).chain(audit).collect()
     }
 
     /// Where servers of this user put their tokens.

@@ -5,7 +5,7 @@ mod files;
 mod output;
 
 use crate::answer::{Answer, answered, carry_out};
-use crate::asked::{Asked, INVALID};
+use crate::asked::Asked;
 use crate::blocking::Blocking;
 use crate::budget::{Budget, Charge};
 use crate::caller::Caller;
@@ -21,9 +21,10 @@ use crate::session::{AttachError, Attachment, Command, Newcomer, SessionHandle, 
 use portcullis_protocol::environment::{EnvironmentInfo, EnvironmentStatus};
 use portcullis_protocol::fs::Empty;
 use portcullis_protocol::init::{InitializeParams, InitializeResult};
-use portcullis_protocol::method::{Call, Decoded};
+use portcullis_protocol::method::Call;
 use portcullis_protocol::process::StartParams;
 use portcullis_protocol::rpc::{self, Id, Message, RpcError, code};
+use portcullis_sandbox::policy::Policy;
 use serde::Serialize;
 use std::collections::VecDeque;
 use std::future::Future;
@@ -172,16 +173,8 @@ impl Connection {
     async fn message(&mut self, bytes: &[u8]) {
         let complaint = match rpc::parse(bytes) {
             Ok(Message::Request { id, method, params }) => {
-                let decoded = Call::decode(&method, params);
-                let method = decoded.as_ref().map_or(INVALID, |decoded| decoded.call.method());
-                self.asked = Some(Asked::new(Arc::clone(&self.core.metrics), self.caller.transport, method));
-                let admitted = match decoded {
-                    Ok(Decoded { call, ignored }) => {
-                        if ignored > 0 {
-                            tracing::debug!(method, ignored, "members of a request that nobody knows");
-                        }
-                        self.admit(id.clone(), call).await
-                    }
+                let admitted = match self.asked(Call::decode(&method, params)).await {
+                    Ok(call) => self.admit(id.clone(), call).await,
                     Err(error) => Err(error),
                 };
                 return self.admitted(&id, admitted).await;
@@ -281,6 +274,7 @@ impl Connection {
         let environment_info = Some(EnvironmentInfo { extensions, ..self.core.environment.clone() });
         let result = InitializeResult { session_id: session.id().to_string(), environment_info };
         tracing::info!(connection = self.number, session = &*session.mark(), "session attached");
+        self.asked.iter_mut().for_each(|asked| asked.of(|| session.mark()));
         self.handles = std::mem::take(&mut attachment.handles);
         self.keeps_handles = params.keep_handles;
         self.attached = Some((session, attachment));
@@ -290,6 +284,7 @@ impl Connection {
 
     async fn start(&mut self, id: Id, params: Box<StartParams>) -> Result<(), RpcError> {
         let policy = self.core.process_policy(&self.policies, &params)?;
+        self.asked.iter_mut().for_each(|asked| asked.under(|| policy.as_deref().map(Policy::hash)));
         let turn = self.order()?.mutation();
         self.ask(id, |reply| Command::Start { params, policy, turn, reply }).await
     }

@@ -1,5 +1,6 @@
 //! The gateway: what all connections share, and the task that owns every connection and session.
 
+use crate::audit::{Audit, AuditError, Entry};
 use crate::config::Config;
 use crate::connection;
 use crate::environment;
@@ -75,6 +76,7 @@ pub(crate) struct Core {
     pub(crate) registry: Registry,
     pub(crate) pool: Pool,
     pub(crate) metrics: Arc<Metrics>,
+    pub(crate) audit: Option<Audit>,
     connections: AtomicU64,
     spawner: Spawner,
     work: mpsc::Sender<Work>,
@@ -95,6 +97,9 @@ pub enum StartError {
         "start a gateway in a start that is a hidden helper's: `main` must call `portcullis::dispatch()` first, and end if it answers"
     )]
     NotDispatched,
+    /// What happens could not be recorded.
+    #[error(transparent)]
+    Audit(#[from] AuditError),
     /// Its spawner does not run.
     #[error("start the spawner from `{executable}`: {reason}")]
     Spawner {
@@ -109,7 +114,7 @@ impl Gateway {
     /// Starts the spawner and the pool. Must be called within a tokio runtime with its io and time drivers on.
     ///
     /// # Errors
-    /// The executable does not play its hidden roles: see [`crate::ExecServerRuntimePaths`].
+    /// The executable does not play its hidden roles: see [`crate::ExecServerRuntimePaths`]. The audit log cannot be written.
     pub async fn start(config: Config) -> Result<Self, StartError> {
         if std::env::args_os().nth(1).is_some_and(|argument| argument == HIDDEN_FLAG) {
             // This start is a helper's already: another gateway would start another helper, and so on.
@@ -120,6 +125,7 @@ impl Gateway {
             reason: error.to_string(),
         };
         let metrics = Arc::new(Metrics::new());
+        let (audit, audit_task) = config.audit.as_ref().map(|file| Audit::open(file, &started(&config))).transpose()?.unzip();
         let (spawner, spawner_task) =
             Spawner::start(&config.paths.executable, metrics.helper("spawner")).await.map_err(failed)?;
         let (pool, pool_task) = Pool::start(spawner.clone(), Arc::clone(&metrics));
@@ -133,6 +139,7 @@ impl Gateway {
             registry: Registry::default(),
             pool: pool.clone(),
             metrics,
+            audit: audit.clone(),
             connections: AtomicU64::new(0),
             spawner,
             work,
@@ -142,12 +149,18 @@ impl Gateway {
         let owner = own(Arc::clone(&core), queue, closing.clone(), idled.clone());
         let owner = tokio::spawn(async move {
             let pool_task = tokio::spawn(pool_task);
+            let audit_task = audit_task.map(tokio::spawn);
             owner.await;
             pool.stop().await;
             drop(pool);
             let _panicked = pool_task.await;
             if tokio::time::timeout(SPAWNER_DRAIN, spawner_task.stop()).await.is_err() {
                 tracing::error!("the spawner did not end in time");
+            }
+            if let (Some(audit), Some(audit_task)) = (audit, audit_task) {
+                // Behind everything that there is to be recorded.
+                audit.stop().await;
+                let _panicked = audit_task.await;
             }
         });
         Ok(Self { core, closing, idled, owner })
@@ -180,6 +193,10 @@ impl Gateway {
     /// The same for a listener, which may outlive the gateway for a moment.
     pub(crate) fn counters(&self) -> Arc<Metrics> {
         Arc::clone(&self.core.metrics)
+    }
+
+    pub(crate) fn audit(&self) -> Option<Audit> {
+        self.core.audit.clone()
     }
 
     /// Cancelled once nobody was connected and no session was kept for as long as [`Config::idle_exit`] says.
@@ -222,6 +239,7 @@ impl Core {
             shell: self.environment.shell.path.clone(),
             spool: self.config.paths.spool.clone(),
             metrics: Arc::clone(&self.metrics),
+            audit: self.audit.clone(),
             spool_limits: SpoolLimits { process: self.config.spool_bytes, session: self.config.session_spool_bytes },
         };
         let (handle, task) = session::start(uuid::Uuid::new_v4().to_string().into(), self.spawner.clone(), config);
@@ -265,6 +283,13 @@ impl Core {
             NamespaceLayer::Unavailable { .. } => policy,
         }
     }
+}
+
+/// The first line of a gateway in its audit log.
+fn started(config: &Config) -> Entry {
+    let policy = config.ceiling.as_ref().map_or_else(|| "none".to_owned(), |policy| policy.hash().to_string());
+    let on = serde_json::json!({"version": env!("CARGO_PKG_VERSION")});
+    Entry { action: "serve/started", outcome: "ok", on, policy: Some(policy), ..Entry::default() }
 }
 
 /// Owns every connection and session: starts them, joins them, and ends them when the gateway closes.

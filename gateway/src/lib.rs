@@ -9,6 +9,7 @@
 
 mod answer;
 mod asked;
+mod audit;
 mod blocking;
 mod budget;
 mod caller;
@@ -31,6 +32,7 @@ mod reply;
 mod session;
 mod stdio;
 
+pub use crate::audit::{AuditError, AuditFault, AuditFile, Verified, verify_audit};
 pub use crate::budget::Charge;
 pub use crate::caller::Transport;
 pub use crate::config::{Config, ExecServerRuntimePaths};

@@ -175,6 +175,7 @@ async fn serve_websocket(address: SocketAddr, config: Config, stop: &Cancellatio
         upgrades,
         readiness: gateway.readiness(),
         metrics: gateway.counters(),
+        audit: gateway.audit(),
         peers,
         guard,
         hosts,

@@ -119,6 +119,7 @@ impl Connection {
         let Ok(call) = FsCall::prepare(call) else { return Err(reply::internal("a call has no route")) };
         let call = call?;
         let policy = self.policies.for_files(call.sandbox.as_deref()).map_err(|error| named(&call.attempt, error))?;
+        self.asked.iter_mut().for_each(|asked| asked.under(|| policy.as_ref().map(|named| named.hash)));
         let session = self.session()?;
         let order = self.order()?;
         let turn = if call.operation.is_mutation() { order.mutation() } else { order.read() };

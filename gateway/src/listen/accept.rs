@@ -6,6 +6,7 @@
 
 use super::credential::Guard;
 use super::host;
+use crate::audit::{Audit, Entry};
 use crate::caller::Who;
 use crate::core::Readiness;
 use crate::metrics::{Metrics, Refused};
@@ -21,6 +22,7 @@ use axum::response::{IntoResponse as _, Response};
 use axum::routing::{any, get};
 use futures_util::FutureExt as _;
 use hyper_util::rt::TokioIo;
+use serde_json::json;
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
@@ -55,12 +57,24 @@ pub(super) struct Serving {
     pub(super) upgrades: mpsc::Sender<Upgraded>,
     pub(super) readiness: Readiness,
     pub(super) metrics: Arc<Metrics>,
+    pub(super) audit: Option<Audit>,
     pub(super) peers: Peers,
     pub(super) guard: Guard,
     /// What a `Host` header may name beside addresses.
     pub(super) hosts: Arc<[String]>,
     /// Cancelled once the server stops: nobody is upgraded any more.
     pub(super) stop: CancellationToken,
+}
+
+impl Serving {
+    /// Counts and records that a client is not let in.
+    async fn refused(&self, reason: Refused, peer: SocketAddr) {
+        self.metrics.refused(reason);
+        if let Some(audit) = &self.audit {
+            let (peer, on) = (Some(peer.to_string().into()), json!({"reason": reason.name()}));
+            audit.refused(Entry { action: "connect", outcome: "denied", peer, on, ..Entry::default() }).await;
+        }
+    }
 }
 
 /// A client's socket, and its place among those that there may be.
@@ -182,11 +196,11 @@ async fn metrics(
     if !local.ip().to_canonical().is_loopback()
         && let Err(text) = serving.guard.admit(&headers)
     {
-        serving.metrics.refused(Refused::Auth);
+        serving.refused(Refused::Auth, peer).await;
         return (StatusCode::UNAUTHORIZED, text).into_response();
     }
     if let Err(error) = serving.peers.admit(peer, local).await {
-        serving.metrics.refused(Refused::Peer);
+        serving.refused(Refused::Peer, peer).await;
         return (StatusCode::FORBIDDEN, format!("{error}\n")).into_response();
     }
     ([(header::CONTENT_TYPE, METRICS_TYPE)], serving.metrics.text()).into_response()
@@ -194,13 +208,18 @@ async fn metrics(
 
 /// Browsers send an Origin, programs do not: a web page must not reach a gateway on its reader's machine, also not by a name of
 /// its own that leads here.
-async fn refuse_pages(State(serving): State<Serving>, request: Request, next: Next) -> Response {
+async fn refuse_pages(
+    State(serving): State<Serving>,
+    Extension(Arrival { peer, .. }): Extension<Arrival>,
+    request: Request,
+    next: Next,
+) -> Response {
     if request.headers().contains_key(header::ORIGIN) {
-        serving.metrics.refused(Refused::Origin);
+        serving.refused(Refused::Origin, peer).await;
         return StatusCode::FORBIDDEN.into_response();
     }
     if !host::is_allowed(request.headers(), &serving.hosts) {
-        serving.metrics.refused(Refused::Host);
+        serving.refused(Refused::Host, peer).await;
         let text = "refused: the Host of this request is no address; use one, or localhost, or start the server with --allow-host NAME\n";
         return (StatusCode::FORBIDDEN, text).into_response();
     }
@@ -216,7 +235,7 @@ async fn upgrade(
     let who = match serving.guard.admit(&headers) {
         Ok(who) => who,
         Err(text) => {
-            serving.metrics.refused(Refused::Auth);
+            serving.refused(Refused::Auth, peer).await;
             return (StatusCode::UNAUTHORIZED, text).into_response();
         }
     };
@@ -229,7 +248,7 @@ async fn upgrade(
         return (StatusCode::SERVICE_UNAVAILABLE, "the server is shutting down; nothing was done\n").into_response();
     }
     if let Err(error) = serving.peers.admit(peer, local).await {
-        serving.metrics.refused(Refused::Peer);
+        serving.refused(Refused::Peer, peer).await;
         return (StatusCode::FORBIDDEN, format!("{error}\n")).into_response();
     }
     let upgrade = upgrade.max_frame_size(FRAME).max_message_size(MESSAGE).read_buffer_size(READ_BUFFER);

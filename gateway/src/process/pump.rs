@@ -289,11 +289,11 @@ impl Pump {
         }
         let feed = match ended {
             Some(Ended { status, denials, failure }) => {
-                self.running.ended(Some(status), &denials);
+                self.running.ended(Some(status), &denials).await;
                 Feed::Exited { code: status.code(), denials, failure }
             }
             None => {
-                self.running.ended(None, &Denials::default());
+                self.running.ended(None, &Denials::default()).await;
                 // What it may have left behind cannot be ended any more, so nobody shall wait for the end of its output.
                 self.sources.clear();
                 let text = "the spawner died: whether the process lives on is not known, and nothing can reach it";

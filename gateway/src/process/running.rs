@@ -1,12 +1,14 @@
 //! A process that runs, as those see it who watch the gateway.
 
+use crate::audit::{Audit, Entry, bounded};
 use crate::metrics::{Metrics, Present, ProcessEnd};
 use portcullis_protocol::denial::Denials;
 use portcullis_protocol::helper::ExitStatus;
+use serde_json::json;
 use std::sync::Arc;
 use tokio::time::Instant;
 
-/// Counts a process and says in the log how it ended. Dropped before its end was told, the process goes with it.
+/// Counts a process, and logs and records how it ended. Dropped before its end was told, the process goes with it.
 #[derive(Debug)]
 pub(crate) struct Running {
     metrics: Arc<Metrics>,
@@ -17,39 +19,54 @@ pub(crate) struct Running {
     began: Instant,
     /// None once it ended.
     present: Option<Present>,
+    /// Where its end is to be recorded, under its client's name for it.
+    audit: Option<(Audit, String)>,
 }
 
 impl Running {
     /// A process that just began to run.
-    pub(crate) fn new(metrics: &Arc<Metrics>, session: Arc<str>, key: u64, sandbox: &'static str) -> Self {
+    pub(crate) fn new(
+        metrics: &Arc<Metrics>,
+        audit: Option<(Audit, String)>,
+        session: Arc<str>,
+        key: u64,
+        sandbox: &'static str,
+    ) -> Self {
         tracing::info!(session = &*session, process = key, sandbox, "process started");
-        Self { metrics: Arc::clone(metrics), session, key, began: Instant::now(), present: Some(metrics.process()) }
+        Self { metrics: Arc::clone(metrics), session, key, began: Instant::now(), present: Some(metrics.process()), audit }
     }
 
-    /// It ended; how is not known if the spawner died.
-    pub(crate) fn ended(&mut self, status: Option<ExitStatus>, denials: &Denials) {
+    /// It ended; how is not known if the spawner died. Waits until that is recorded.
+    pub(crate) async fn ended(&mut self, status: Option<ExitStatus>, denials: &Denials) {
         self.metrics.denied_to_process(denials);
         let end = match status {
             Some(ExitStatus::Code(0)) => ProcessEnd::Success,
             Some(ExitStatus::Code(_)) => ProcessEnd::Error,
             Some(ExitStatus::Signal(_)) | None => ProcessEnd::Terminated,
         };
-        self.over(end, status.map(ExitStatus::code));
+        if let Some((audit, entry)) = self.over(end, status.map(ExitStatus::code)) {
+            // Where it cannot be written, the next call is refused, and this is kept until it can.
+            let _kept = audit.record(entry).await;
+        }
     }
 
-    fn over(&mut self, end: ProcessEnd, code: Option<i32>) {
-        if self.present.take().is_none() {
-            return;
-        }
+    fn over(&mut self, end: ProcessEnd, code: Option<i32>) -> Option<(Audit, Entry)> {
+        self.present.take()?;
         let took = self.began.elapsed();
         self.metrics.process_ended(end, took);
         let (result, milliseconds) = (end.name(), took.as_millis());
         tracing::info!(session = &*self.session, process = self.key, code, result, milliseconds, "process ended");
+        let (audit, process) = self.audit.take()?;
+        let on = json!({"process": bounded(&process), "exit": code, "milliseconds": u64::try_from(milliseconds).ok()});
+        let session = Some(Arc::clone(&self.session));
+        Some((audit, Entry { action: "process/ended", outcome: result, session, on, ..Entry::default() }))
     }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.over(ProcessEnd::Terminated, None);
+        if let Some((audit, entry)) = self.over(ProcessEnd::Terminated, None) {
+            audit.note(entry);
+        }
     }
 }

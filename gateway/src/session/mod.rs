@@ -22,6 +22,7 @@ pub(crate) use delivery::Proof;
 pub(crate) use message::{SpoolLimits, Terms};
 pub(crate) use order::{Order, Turn};
 
+use crate::audit::Audit;
 use crate::budget::{Budget, Charge};
 use crate::handles::Handles;
 use crate::helper::spawner::Spawner;
@@ -63,6 +64,8 @@ pub(crate) struct SessionConfig {
     pub(crate) spool_limits: SpoolLimits,
     /// Where it is counted.
     pub(crate) metrics: Arc<Metrics>,
+    /// Where the ends of its processes are recorded.
+    pub(crate) audit: Option<Audit>,
 }
 
 /// A session as others reach it. Clones share it.

@@ -23,6 +23,8 @@ pub(super) struct Begun {
     started: Result<Child, LaunchError>,
     /// Its client wants to know what is enforced on it.
     wants_enforcement: bool,
+    /// What its client calls it.
+    process: String,
 }
 
 impl Task {
@@ -33,18 +35,18 @@ impl Task {
         let SessionConfig { environment, allow_unprotected, shell, .. } = &self.config;
         match launch::prepare(Arc::clone(&self.id), &params, policy.as_deref(), *allow_unprotected, environment, shell) {
             Ok((launch, ends)) => {
-                let (spawner, wants_enforcement) = (self.spawner.clone(), params.enforcement);
+                let (spawner, wants_enforcement, process) = (self.spawner.clone(), params.enforcement, params.process_id);
                 let bounds = Bounds { stall: milliseconds(params.stall_ms), ceiling: milliseconds(params.ceiling_ms) };
                 self.starts.push(Box::pin(async move {
                     let started = begin(&spawner, launch, turn, bounds.shortest()).await;
-                    Begun { key, ends, started, wants_enforcement }
+                    Begun { key, ends, started, wants_enforcement, process }
                 }));
             }
             Err(error) => self.handle(Input::StartFailed { key, error }),
         }
     }
 
-    pub(super) fn begun(&mut self, Begun { key, ends, started, wants_enforcement }: Begun) {
+    pub(super) fn begun(&mut self, Begun { key, ends, started, wants_enforcement, process }: Begun) {
         let child = match started {
             Ok(child) => child,
             Err(error) => return self.handle(Input::StartFailed { key, error: launch::failed(&error) }),
@@ -52,7 +54,8 @@ impl Task {
         let sandbox_type = launch::sandbox_type(&child.enforced);
         tracing::debug!(session = &*self.mark, process = key, pid = child.pid, enforced = ?child.enforced, "process runs");
         let enforcement = wants_enforcement.then(|| Box::new(child.enforced.clone()));
-        let running = Running::new(&self.config.metrics, Arc::clone(&self.mark), key, sandbox_type);
+        let (metrics, audit) = (&self.config.metrics, self.config.audit.clone().map(|audit| (audit, process)));
+        let running = Running::new(metrics, audit, Arc::clone(&self.mark), key, sandbox_type);
         match Pump::new(key, child, ends, self.spawner.clone(), self.feed.clone(), running) {
             Ok((pump, controls)) => {
                 self.controls.insert(key, controls);

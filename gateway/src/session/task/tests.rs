@@ -53,6 +53,7 @@ impl Client {
             spool: std::env::temp_dir(),
             spool_limits: crate::session::SpoolLimits { process: 64 << 20, session: 256 << 20 },
             metrics: Arc::new(crate::metrics::Metrics::new()),
+            audit: None,
         };
         let (session, task) = start("s".into(), spawner, config);
         tasks.spawn(task);
