@@ -88,6 +88,8 @@ pub struct Extensions {
     pub take_over: bool,
     /// `stallMs` and `ceilingMs` of `process/start`, and `graceMs` of `process/terminate`.
     pub process_bounds: bool,
+    /// `limits` of `process/start`, and `report` of `process/terminate`.
+    pub process_limits: bool,
     /// What `retentionMs` of `initialize` may ask for at most; 0 if it is not understood.
     pub max_retention_ms: u64,
 }

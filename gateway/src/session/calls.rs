@@ -74,7 +74,7 @@ impl State {
         let Starting { calls, kill, signals } = std::mem::take(starting);
         process.phase = Phase::Running;
         let (process_id, sandbox_type) = (process.id.to_string(), sandbox_type.to_owned());
-        let result = StartResult { process_id, sandbox_type, enforcement };
+        let result = StartResult { process_id, sandbox_type, enforcement, limits: Vec::new() };
         process.started = Some(result.clone());
         if let Some(operation) = &process.operation {
             self.operations.record(&operation_name(&process.id, operation));
@@ -220,7 +220,7 @@ impl State {
             Some((key, ..)) => self.kill(key),
             None => {}
         }
-        self.reply(call, Answer::Terminate(TerminateResult { running }));
+        self.reply(call, Answer::Terminate(TerminateResult { running, ended: None }));
     }
 
     /// A process that starts is killed as soon as it runs.

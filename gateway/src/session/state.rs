@@ -286,7 +286,7 @@ impl State {
                 process.denials = Arc::clone(&denials);
                 process.input.close();
                 self.guards.remove(&key);
-                self.append(key, Event::Exited { code, denials });
+                self.append(key, Event::Exited { code, denials, limits: Vec::new() });
                 self.unpark(key);
             }
             Feed::Closed => self.close(key, now),

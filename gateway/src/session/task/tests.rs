@@ -123,7 +123,7 @@ impl Client {
     }
 
     async fn terminate(&self, process: &str) -> bool {
-        let params = TerminateParams { process_id: process.to_owned(), grace_ms: None };
+        let params = TerminateParams { process_id: process.to_owned(), grace_ms: None, report: false };
         self.ask(|reply| Command::Terminate { params, reply }).await.await.unwrap().unwrap().running
     }
 
