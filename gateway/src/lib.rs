@@ -21,6 +21,7 @@ mod fs_call;
 mod handles;
 mod handshake;
 mod helper;
+mod limits;
 mod link;
 mod listen;
 mod metrics;
@@ -37,6 +38,7 @@ pub use crate::budget::Charge;
 pub use crate::caller::Transport;
 pub use crate::config::{Config, ExecServerRuntimePaths};
 pub use crate::core::{Gateway, Readiness, StartError};
+pub use crate::limits::{LIMITS, Limit, LimitError, Unit};
 pub use crate::link::{ConnectionEnded, Inlet, Link, LinkEnd, Outgoing};
 pub use crate::listen::{
     Credential, DEFAULT_LISTEN_URL, ExecServerListenUrlParseError, ListenError, ListenUrl, SecretTooShort, SignedBearer,

@@ -1,9 +1,14 @@
-//! `process/*`: parameters and results.
+//! `process/*`: parameters, results and notifications.
+
+mod notice;
+
+pub use self::notice::{ClosedNotice, ExitedNotice, OutputNotice};
 
 use crate::base64::Chunk;
 use crate::denial::{self, Denial};
 use crate::event::Stream;
 use crate::helper::Enforced;
+use crate::limit::{self, LimitInForce, LimitReached, ProcessLimits, TreeEnd};
 use crate::logged::{Gap, LoggedEvent, WhenFull};
 use crate::path::WirePath;
 use crate::signal::Signal;
@@ -73,6 +78,13 @@ pub struct StartParams {
     /// The same for all the time since the call. At least 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ceiling_ms: Option<NonZeroU64>,
+    /// After its end, wait so many milliseconds for output that others hold open, and drop what comes later. Absent: wait for them.
+    /// At least 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drain_ms: Option<NonZeroU64>,
+    /// What it may use. A limit that cannot be held here refuses the start.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limits: Option<ProcessLimits>,
 }
 
 impl StartParams {
@@ -100,6 +112,8 @@ impl StartParams {
             when_full: None,
             stall_ms: None,
             ceiling_ms: None,
+            drain_ms: None,
+            limits: None,
         }
     }
 }
@@ -164,6 +178,9 @@ pub struct StartResult {
     /// What the kernel enforces on it, if that was asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub enforcement: Option<Box<Enforced>>,
+    /// The limits that hold it; absent if none does.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub limits: Vec<LimitInForce>,
 }
 
 /// Parameters of `process/read`.
@@ -215,6 +232,9 @@ pub struct ReadResult {
     /// How many more there were; absent if none.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub denials_more: u64,
+    /// The limits that it reached, as far as they can be seen; absent if none.
+    #[serde(default, deserialize_with = "limit::known", skip_serializing_if = "Vec::is_empty")]
+    pub limits: Vec<LimitReached>,
     /// What is behind `after_seq` and not kept any more; absent if nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gap: Option<Gap>,
@@ -315,6 +335,9 @@ pub struct TerminateParams {
     /// Send SIGTERM first, and kill it so many milliseconds later if it still runs. Absent or 0: kill it at once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grace_ms: Option<u64>,
+    /// Answer also how everything that it started is ended.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub report: bool,
 }
 
 /// Result of `process/terminate`.
@@ -323,6 +346,9 @@ pub struct TerminateResult {
     /// Whether it ran.
     #[serde(default)]
     pub running: bool,
+    /// How everything that it started is ended, if that was asked for and it is known here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended: Option<TreeEnd>,
 }
 
 /// Result of `process/list`.
@@ -366,51 +392,6 @@ pub enum ProcessState {
     Exited,
     /// It ended and all its streams did.
     Closed,
-}
-
-/// Parameters of the notification `process/output`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct OutputNotice {
-    /// The process.
-    pub process_id: String,
-    /// Its number.
-    pub seq: u64,
-    /// Where it came from.
-    pub stream: Stream,
-    /// Its bytes.
-    pub chunk: Chunk,
-}
-
-/// Parameters of the notification `process/exited`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct ExitedNotice {
-    /// The process.
-    pub process_id: String,
-    /// Its number.
-    pub seq: u64,
-    /// The status.
-    pub exit_code: i32,
-    /// Whether it failed and its sandbox was seen to refuse something.
-    #[serde(default)]
-    pub sandbox_denied: bool,
-    /// What its sandbox was seen to refuse; absent if nothing.
-    #[serde(default, deserialize_with = "denial::known", skip_serializing_if = "Vec::is_empty")]
-    pub denials: Vec<Denial>,
-    /// How many more there were; absent if none.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub denials_more: u64,
-}
-
-/// Parameters of the notification `process/closed`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct ClosedNotice {
-    /// The process.
-    pub process_id: String,
-    /// Its number, the last.
-    pub seq: u64,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]

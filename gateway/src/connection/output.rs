@@ -23,7 +23,7 @@ impl Connection {
         let replies = self.replies.clone();
         let page = self.command(|reply| Command::Read { params, replies, reply }).await?;
         let session = self.attached.as_ref().map(|(session, _)| session.clone()).ok_or_else(reply::session_ended)?;
-        let (blocking, charge, way) = (self.disk.blocking.clone(), self.charge.take(), self.way());
+        let (blocking, held, way) = (self.disk.blocking.clone(), self.held(), self.way());
         let (receipts, receipt) = oneshot::channel();
         let answer_id = id.clone();
         let answer = async move {
@@ -34,7 +34,7 @@ impl Connection {
             Ok(Answer::large(made.map_err(|lost| reply::internal(lost.to_string()))??, room))
         };
         self.calls.spawn(async move {
-            let _room_of_the_message = charge;
+            let _room_and_place = held;
             carry_out(id, way, answer).await;
             if let Ok(Some(handed_out)) = receipt.await {
                 let _session_ended = session.send(handed_out).await;

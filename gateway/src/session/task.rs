@@ -5,7 +5,6 @@ mod output;
 mod start;
 
 use self::start::Begun;
-use super::guard::Bounds;
 use super::message::{Answer, Call, Input, Output, Retention, Start};
 use super::spool::{Done, Spools};
 use super::state::State;
@@ -27,10 +26,9 @@ use portcullis_protocol::process::{
 use portcullis_protocol::rpc::RpcError;
 use portcullis_sandbox::policy::Policy;
 use std::collections::HashMap;
-use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
@@ -62,6 +60,8 @@ pub(super) struct Task {
     rooms: FuturesUnordered<BoxFuture<'static, (Call, Charge)>>,
     spools: Spools,
     controls: HashMap<u64, Controls>,
+    /// Of the processes that live, among those of all sessions.
+    places: HashMap<u64, OwnedSemaphorePermit>,
     pumps: JoinSet<u64>,
     pump_keys: HashMap<tokio::task::Id, u64>,
     feeds: mpsc::Receiver<(u64, Feed)>,
@@ -101,7 +101,7 @@ impl Task {
         let retention = Retention { detached: config.retention, closed: config.retention };
         let (feed, feeds) = mpsc::channel(FEEDS);
         let spools = Spools::new(config.spool.clone());
-        let state = State::new(retention, config.spool_limits, now());
+        let state = State::new(retention, config.spool_limits, config.most_processes, now());
         Self {
             id,
             mark,
@@ -119,6 +119,7 @@ impl Task {
             rooms: FuturesUnordered::new(),
             spools,
             controls: HashMap::new(),
+            places: HashMap::new(),
             pumps: JoinSet::new(),
             pump_keys: HashMap::new(),
             feeds,
@@ -172,7 +173,13 @@ impl Task {
             Wake::Command(Some(command)) => self.command(command),
             // Everybody who could come back is gone.
             Wake::Command(None) => self.handle(Input::Close),
-            Wake::Feed(key, feed) => self.handle(Input::Feed { key, feed }),
+            Wake::Feed(key, feed) => {
+                // Before anybody hears of the close, and starts the next one.
+                if matches!(feed, Feed::Closed) {
+                    self.places.remove(&key);
+                }
+                self.handle(Input::Feed { key, feed });
+            }
             Wake::Begun(begun) => self.begun(begun),
             Wake::Changed(operation, outcome) => self.handle(Input::Changed { operation, outcome }),
             Wake::Pump(ended) => self.pump_ended(ended),
@@ -217,7 +224,7 @@ impl Task {
                     operation: params.operation_id.clone(),
                     at_ms: unix_ms(),
                     when_full: params.when_full.unwrap_or_default(),
-                    bounds: Bounds { stall: milliseconds(params.stall_ms), ceiling: milliseconds(params.ceiling_ms) },
+                    bounds: start::bounds(&params),
                 };
                 (Caller::Prepare(params, policy, turn, reply), Input::Start { call, start })
             }
@@ -280,6 +287,7 @@ impl Task {
                 Output::Resize { key, size } => self.with(key, |controls| controls.resize(size)),
                 Output::Signal { key, signal } => self.with(key, |controls| controls.signal(signal)),
                 Output::Kill { key } => self.with(key, |controls| controls.kill()),
+                Output::Abandon { key } => self.with(key, |controls| controls.leave_output()),
                 Output::Forget { key } => {
                     self.controls.remove(&key);
                     self.spools.forget(key);
@@ -325,6 +333,7 @@ impl Task {
         while let Ok((key, feed)) = self.feeds.try_recv() {
             self.handle(Input::Feed { key, feed });
         }
+        self.places.remove(&key);
         self.handle(Input::PumpLost { key });
     }
 
@@ -367,10 +376,6 @@ async fn reserve(connection: Option<&mpsc::Sender<Outgoing>>) -> bool {
         Some(connection) => connection.reserve().await.is_ok(),
         None => std::future::pending().await,
     }
-}
-
-fn milliseconds(bound: Option<NonZeroU64>) -> Option<Duration> {
-    bound.map(|bound| Duration::from_millis(bound.get()))
 }
 
 #[cfg(test)]
