@@ -1,4 +1,4 @@
-//! The launcher: a forked, single-threaded child on its way from the spawner to a client's program.
+//! The launcher: a forked, single-threaded child on its way from the spawner and a keeper to a client's program.
 //!
 //! It never runs the client's command before it is confined, and does not even decode it: program, arguments, environment
 //! and working directory are looked at by a process that can do no more than the program itself.
@@ -58,10 +58,10 @@ pub(crate) enum Report {
     Failed(StepFailed),
 }
 
-/// Confines itself and executes the command, in a forked child.
-pub(crate) fn process(order: Order, result: &OwnedFd, spawner: Pid) -> ! {
+/// Confines itself and executes the command, in a child of its keeper.
+pub(crate) fn process(order: Order, result: &OwnedFd, keeper: Pid) -> ! {
     // A panic must not unwind into the spawner's frames, of which this child has a copy.
-    let ended = catch_unwind(AssertUnwindSafe(|| steps(order, result.as_fd(), spawner)));
+    let ended = catch_unwind(AssertUnwindSafe(|| steps(order, result.as_fd(), keeper)));
     let failure = match ended {
         Ok(Err(failure)) => failure,
         Err(_panic) => failed(Step::Frame, "start: the launcher panicked", None),
@@ -73,14 +73,14 @@ pub(crate) fn process(order: Order, result: &OwnedFd, spawner: Pid) -> ! {
 /// No value, for a way that ends in `execve` or in a failure.
 enum Never {}
 
-fn steps(order: Order, result: BorrowedFd<'_>, spawner: Pid) -> Result<Never, StepFailed> {
+fn steps(order: Order, result: BorrowedFd<'_>, keeper: Pid) -> Result<Never, StepFailed> {
     // From here on the numbers of the received descriptors are reused; their owners must not close them again.
     let descriptors: Vec<RawFd> = order.descriptors.into_iter().map(std::os::fd::IntoRawFd::into_raw_fd).collect();
 
-    // Die with the spawner. It has one thread, so this cannot fire because some thread of it ended.
-    rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).map_err(machine("tie the process to its spawner"))?;
-    if rustix::process::getppid() != Some(spawner) {
-        return Err(failed(Step::Machine, "start: the spawner is gone", Some(Errno::SRCH)));
+    // Die with the keeper. It has one thread, so this cannot fire because some thread of it ended.
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).map_err(machine("tie the process to its keeper"))?;
+    if rustix::process::getppid() != Some(keeper) {
+        return Err(failed(Step::Machine, "start: the keeper is gone", Some(Errno::SRCH)));
     }
 
     // Standard descriptors, and nothing else but the result pipe, which closes at execve.

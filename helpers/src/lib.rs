@@ -18,6 +18,7 @@ mod dispatch;
 mod frames;
 mod fs;
 mod init;
+mod keeper;
 mod launch;
 mod pending;
 mod probe;
@@ -25,6 +26,7 @@ mod spawner;
 mod sys;
 mod tether;
 mod told;
+mod tree;
 mod worker;
 
 pub use dispatch::dispatch;

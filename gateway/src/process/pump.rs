@@ -63,6 +63,7 @@ struct Orders {
 /// The session's end of a pump.
 #[derive(Debug)]
 pub(crate) struct Controls {
+    child: u64,
     orders: watch::Sender<Orders>,
     /// None once the input shall end.
     input: Option<mpsc::Sender<Vec<u8>>>,
@@ -88,9 +89,14 @@ impl Controls {
         self.orders.send_modify(|orders| orders.size = Some((orders.size.map_or(1, |(count, _)| count + 1), size)));
     }
 
-    /// SIGKILL to the process group.
+    /// SIGKILL to everything that came of the process.
     pub(crate) fn kill(&self) {
         self.orders.send_modify(|orders| orders.kill = true);
+    }
+
+    /// Names the process to the spawner.
+    pub(crate) fn child(&self) -> u64 {
+        self.child
     }
 
     /// Queues a chunk of input, of which at most [`INPUT_QUEUE`] may be there: each is there until its [`Feed::Taken`].
@@ -174,7 +180,7 @@ impl Pump {
             has_killed: false,
             has_exited: false,
         };
-        Ok((pump, Controls { orders, input: Some(input) }))
+        Ok((pump, Controls { child: child.id, orders, input: Some(input) }))
     }
 
     /// Ends after the close, or when the session is gone; answers its key.

@@ -223,12 +223,13 @@ impl State {
         self.reply(call, Answer::Terminate(TerminateResult { running, ended: None }));
     }
 
-    /// A process that starts is killed as soon as it runs.
+    /// Ends a process and everything that came of it, also what it has left behind. One that starts is killed as soon as it runs.
     pub(super) fn kill(&mut self, key: u64) {
         match self.processes.get_mut(&key).map(|process| &mut process.phase) {
             Some(Phase::Starting(starting)) => starting.kill = true,
             Some(Phase::Running) => self.outputs.push_back(Output::Kill { key }),
-            Some(Phase::Exited(_) | Phase::Closed(_)) | None => {}
+            Some(Phase::Exited(_) | Phase::Closed(_)) => self.outputs.push_back(Output::KillLeft { key }),
+            None => {}
         }
     }
 

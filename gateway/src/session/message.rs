@@ -231,6 +231,10 @@ pub(super) enum Output {
     Kill {
         key: u64,
     },
+    /// What an ended process has left behind is to end.
+    KillLeft {
+        key: u64,
+    },
     /// The process is forgotten.
     Forget {
         key: u64,

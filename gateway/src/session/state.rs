@@ -329,10 +329,9 @@ impl State {
     fn end(&mut self) {
         self.attachment = Attachment::Ended;
         self.unsent.clear();
-        let keys: Vec<u64> = self.processes.keys().copied().collect();
-        for key in keys {
-            self.kill(key);
-        }
+        // What ended processes have left ends with the session.
+        let live: Vec<u64> = self.processes.iter().filter(|(_, process)| process.is_live()).map(|(key, _)| *key).collect();
+        live.into_iter().for_each(|key| self.kill(key));
         self.outputs.push_back(Output::End);
     }
 

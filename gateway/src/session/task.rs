@@ -10,7 +10,7 @@ use super::state::State;
 use super::{AttachError, Attachment, Change, Command, Newcomer, Order, Page, Reply, SessionConfig, Turn};
 use crate::budget::{Budget, Charge};
 use crate::handles::Handles;
-use crate::helper::spawner::{Child, Launch, LaunchError, Spawner};
+use crate::helper::spawner::{Child, KILL, Launch, LaunchError, Spawner};
 use crate::link::Outgoing;
 use crate::process::launch::{self, Ends};
 use crate::process::pump::{Controls, Feed, Pump};
@@ -56,6 +56,8 @@ pub(super) struct Task {
     starts: FuturesUnordered<BoxFuture<'static, Begun>>,
     /// Pages that wait for room on their connection.
     rooms: FuturesUnordered<BoxFuture<'static, (Call, Charge)>>,
+    /// Words to the spawner about what ended processes have left. The calls that want it bound them.
+    kills: FuturesUnordered<BoxFuture<'static, ()>>,
     spools: Spools,
     controls: HashMap<u64, Controls>,
     pumps: JoinSet<u64>,
@@ -96,6 +98,7 @@ enum Wake {
     Spool(u64, Done),
     Reserved(Call, Charge),
     Room(bool),
+    Killed,
     Timeout,
 }
 
@@ -118,6 +121,7 @@ impl Task {
             changes: FuturesUnordered::new(),
             starts: FuturesUnordered::new(),
             rooms: FuturesUnordered::new(),
+            kills: FuturesUnordered::new(),
             spools,
             controls: HashMap::new(),
             pumps: JoinSet::new(),
@@ -154,6 +158,7 @@ impl Task {
             Some((operation, outcome)) = self.changes.next() => Wake::Changed(operation, outcome),
             Some(ended) = self.pumps.join_next_with_id() => Wake::Pump(ended),
             Some((key, done)) = self.spools.next() => Wake::Spool(key, done),
+            Some(()) = self.kills.next() => Wake::Killed,
             Some((call, room)) = self.rooms.next() => Wake::Reserved(call, room),
             room = reserve(connection), if connection.is_some() => Wake::Room(room),
             () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => Wake::Timeout,
@@ -178,7 +183,7 @@ impl Task {
             }
             // The connection is on its way out: its detach will come.
             Wake::Room(false) => self.attached = None,
-            Wake::Room(true) => {}
+            Wake::Room(true) | Wake::Killed => {}
             Wake::Timeout => self.handle(Input::Timeout),
         }
     }
@@ -273,12 +278,22 @@ impl Task {
                 Output::Resize { key, size } => self.with(key, |controls| controls.resize(size)),
                 Output::Signal { key, signal } => self.with(key, |controls| controls.signal(signal)),
                 Output::Kill { key } => self.with(key, |controls| controls.kill()),
+                Output::KillLeft { key } => self.kill_left(key),
                 Output::Forget { key } => {
                     self.controls.remove(&key);
                     self.spools.forget(key);
                 }
                 Output::End => self.has_ended = true,
             }
+        }
+    }
+
+    /// The pump may have ended, so the spawner is told directly.
+    fn kill_left(&mut self, key: u64) {
+        if let Some(child) = self.controls.get(&key).map(Controls::child) {
+            let spawner = self.spawner.clone();
+            // With the spawner everything ends.
+            self.kills.push(Box::pin(async move { drop(spawner.signal(child, KILL).await) }));
         }
     }
 

@@ -1,14 +1,15 @@
-//! Starting: workers, launchers, and sandboxes with their init.
+//! Starting: workers, and processes with their keepers.
 
 use super::{MOST_LAUNCHES, Removal, Spawner};
 use crate::children::Name;
 use crate::dispatch::complain;
 use crate::init::{self, Given};
+use crate::keeper;
 use crate::launch::{self, Order, failed};
 use crate::pending::Launch;
 use crate::probe;
 use crate::sys::{self, Fork};
-use crate::tether::{self, Leftovers, Outcome, Tether};
+use crate::tether::{self, Kind, Leftovers, Outcome, Tether};
 use portcullis_protocol::helper::{NamespaceLayer, SpawnerEvent, Step};
 use portcullis_sandbox::namespaces;
 use rustix::io::Errno;
@@ -54,15 +55,7 @@ impl Spawner {
                 return self.tell(&SpawnerEvent::StartFailed { id, failure });
             }
         };
-        let forked = match self.namespaces {
-            NamespaceLayer::Available { user, .. } if order.own_view => self.fork_sandbox(order, result, user),
-            _ => match sys::fork() {
-                Ok(Fork::Child) => launch::process(order, &result, self.me),
-                Ok(Fork::Parent(pid)) => Ok(pid),
-                Err(error) => Err(("fork a launcher", error)),
-            },
-        };
-        match forked {
+        match self.fork_keeper(order, result) {
             Ok(pid) => {
                 self.children.add(Name::Process(id), pid);
                 self.launches.push(Launch::new(id, pid, pipe));
@@ -75,20 +68,26 @@ impl Spawner {
         }
     }
 
-    fn fork_sandbox(&mut self, order: Order, result: OwnedFd, user: bool) -> Result<Pid, (&'static str, std::io::Error)> {
-        let ids = user.then(probe::own_ids);
+    fn fork_keeper(&mut self, order: Order, result: OwnedFd) -> Result<Pid, (&'static str, std::io::Error)> {
         let session = order.session.clone();
         let (ours, tether) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
-            .map_err(|errno| ("make a socket to the sandbox", errno.into()))?;
-        rustix::io::ioctl_fionbio(&ours, true).map_err(|errno| ("make a socket to the sandbox", errno.into()))?;
-        match sys::fork_into(namespaces::flags(user)) {
-            Ok(Fork::Child) => init::run(order, Given { result, tether, ids }),
-            Ok(Fork::Parent(pid)) => {
-                self.tethers.insert(pid, Tether::new(ours, session));
-                Ok(pid)
+            .map_err(|errno| ("make a socket to the keeper", errno.into()))?;
+        rustix::io::ioctl_fionbio(&ours, true).map_err(|errno| ("make a socket to the keeper", errno.into()))?;
+        let (pid, kind) = match self.namespaces {
+            NamespaceLayer::Available { user, .. } if order.own_view => {
+                let ids = user.then(probe::own_ids);
+                match sys::fork_into(namespaces::flags(user)).map_err(|error| ("make the namespaces of a sandbox", error))? {
+                    Fork::Child => init::run(order, Given { result, tether, ids }),
+                    Fork::Parent(pid) => (pid, Kind::Init),
+                }
             }
-            Err(error) => Err(("make the namespaces of a sandbox", error)),
-        }
+            _ => match sys::fork().map_err(|error| ("fork a keeper", error))? {
+                Fork::Child => keeper::run(order, result, &tether),
+                Fork::Parent(pid) => (pid, Kind::Reaper),
+            },
+        };
+        self.tethers.insert(pid, Tether::new(ours, session, kind));
+        Ok(pid)
     }
 
     /// Removes mount points in a child, for on a file system that hangs it must not hold up everybody, and then tells of an end.

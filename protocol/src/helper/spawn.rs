@@ -35,14 +35,15 @@ pub enum SpawnerRequest {
         /// A [`Command`] in postcard, decoded only after the launcher is confined.
         command: Bytes,
     },
-    /// Send a signal to the process group of a process. Unknown and ended processes are ignored.
+    /// Send a signal to the process group of a process; SIGKILL to everything that came of it, also after its end. Unknown
+    /// processes are ignored, and those of which nothing is left.
     Signal {
         /// The process.
         id: u64,
         /// A signal number of this machine.
         signal: i32,
     },
-    /// End with SIGKILL whatever is left in the sandboxes of a session.
+    /// End with SIGKILL whatever is left of the processes of a session.
     EndSession {
         /// The session.
         session: String,
@@ -84,7 +85,7 @@ pub enum SpawnerEvent {
     Started {
         /// The process.
         id: u64,
-        /// Its process id on this machine.
+        /// The process id of its keeper on this machine: its parent, and in a sandbox the init.
         pid: i32,
         /// What the kernel enforces on it.
         enforced: Enforced,
