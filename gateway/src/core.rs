@@ -13,7 +13,8 @@ use crate::registry::Registry;
 use crate::reply;
 use crate::session::{self, Command, SessionConfig, SessionHandle, SpoolLimits, Turn};
 use portcullis_protocol::environment::{Enforcement, EnvironmentInfo};
-use portcullis_protocol::helper::{HIDDEN_FLAG, NamespaceLayer};
+use portcullis_protocol::helper::{CgroupLayer, HIDDEN_FLAG, NamespaceLayer};
+use portcullis_protocol::limit::SessionLimits;
 use portcullis_protocol::path::AbsolutePath;
 use portcullis_protocol::process::StartParams;
 use portcullis_protocol::rpc::{RpcError, code};
@@ -99,6 +100,28 @@ pub enum StartError {
         /// Why it does not.
         reason: String,
     },
+    /// Its limits of sessions cannot be held here.
+    #[error("hold the limits of sessions: {lacks} needs the cgroup layer, which is not to be had ({reason}): {remedy}")]
+    SessionLimits {
+        /// Which.
+        lacks: &'static str,
+        /// Why not.
+        reason: String,
+        /// What to do about it.
+        remedy: &'static str,
+    },
+}
+
+/// Less than the operator asked for is a refusal.
+fn can_hold(limits: &SessionLimits, cgroups: &CgroupLayer) -> Result<(), StartError> {
+    let lacks = if limits.processes.is_some() && !cgroups.processes {
+        "processes"
+    } else if limits.memory_bytes.is_some() && !cgroups.memory {
+        "memory"
+    } else {
+        return Ok(());
+    };
+    Err(StartError::SessionLimits { lacks, reason: cgroups.reason.clone(), remedy: report::cgroup_remedy() })
 }
 
 impl Gateway {
@@ -115,7 +138,11 @@ impl Gateway {
             executable: config.paths.executable.display().to_string(),
             reason: error.to_string(),
         };
-        let (spawner, spawner_task) = Spawner::start(&config.paths.executable).await.map_err(failed)?;
+        let (spawner, spawner_task) = Spawner::start(&config.paths.executable, config.session_limits).await.map_err(failed)?;
+        if let Err(error) = can_hold(&config.session_limits, spawner.cgroups()) {
+            spawner_task.stop().await;
+            return Err(error);
+        }
         let (pool, pool_task) = Pool::start(spawner.clone());
         let (work, queue) = mpsc::channel(QUEUE);
         let tokens = config.token_places().iter().filter_map(|place| AbsolutePath::new(place).ok()).collect();
@@ -123,7 +150,7 @@ impl Gateway {
             machine: Machine::here(config.variable("TMPDIR")),
             ceiling: Ceiling::new(config.ceiling.clone(), tokens),
             environment: environment::describe(&config),
-            enforcement: report::enforcement(spawner.namespaces()),
+            enforcement: report::enforcement(spawner.namespaces(), spawner.cgroups()),
             registry: Registry::default(),
             pool: pool.clone(),
             spawner,
@@ -195,6 +222,7 @@ impl Core {
             allow_unprotected: self.config.allow_unprotected_metadata,
             environment: Arc::clone(&self.config.environment),
             shell: self.environment.shell.path.clone(),
+            process_limits: self.config.process_limits,
             spool: self.config.paths.spool.clone(),
             spool_limits: SpoolLimits { process: self.config.spool_bytes, session: self.config.session_spool_bytes },
         };

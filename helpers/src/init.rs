@@ -56,11 +56,12 @@ pub(crate) fn run(order: Order, given: Given) -> ! {
 }
 
 fn prepare(order: Order, result: BorrowedFd<'_>, tether: BorrowedFd<'_>, ids: Option<(u32, u32)>) -> Result<Keeper, StepFailed> {
-    let Order { tty, policy, command, descriptors, .. } = order;
+    let Order { tty, policy, command, descriptors, limits, .. } = order;
     // From here on the numbers of the received descriptors are reused; their owners must not close them again.
     let descriptors: Vec<RawFd> = descriptors.into_iter().map(std::os::fd::IntoRawFd::into_raw_fd).collect();
     launch::place_standard(&descriptors, tty)?;
-    launch::close_all_but(&[result.as_raw_fd(), tether.as_raw_fd()])?;
+    let kept: Vec<RawFd> = [result.as_raw_fd(), tether.as_raw_fd()].into_iter().chain(limits.descriptors()).collect();
+    launch::close_all_but(&kept)?;
 
     // Out of the reach of whatever signals the spawner's group.
     rustix::process::setsid().map_err(launch::machine("start a session"))?;
@@ -69,6 +70,7 @@ fn prepare(order: Order, result: BorrowedFd<'_>, tether: BorrowedFd<'_>, ids: Op
     if let Some((user, group)) = ids {
         namespaces::map_ids(user, group)?;
     }
+    limits.bound_namespace()?;
     // No process of the same user may look at the copy of the spawner's memory.
     set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(launch::machine("hide the memory of init"))?;
 
@@ -106,6 +108,7 @@ fn prepare(order: Order, result: BorrowedFd<'_>, tether: BorrowedFd<'_>, ids: Op
     match sys::fork().map_err(launch::system(Step::Machine, "fork the launcher"))? {
         Fork::Child => launch::inside(&launch::Inside {
             command: &command,
+            limits: &limits,
             policy: &policy,
             roots: &roots,
             own: &own,

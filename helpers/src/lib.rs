@@ -12,6 +12,7 @@
 //!   by the policy before it touches it; the kernel is the backstop.
 #![deny(unsafe_code)]
 
+mod cgroup;
 mod children;
 mod cover;
 mod dispatch;
@@ -20,6 +21,7 @@ mod fs;
 mod init;
 mod keeper;
 mod launch;
+mod limit;
 mod pending;
 mod probe;
 mod spawner;

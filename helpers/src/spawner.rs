@@ -6,10 +6,12 @@
 
 mod start;
 
+use crate::cgroup::Groups;
 use crate::children::{Children, Name, describe};
 use crate::dispatch::{clear_standard, complain};
 use crate::frames::{Inlet, ReceiveError, Received, Wait, send};
 use crate::launch::{Order, failed};
+use crate::limit::Limits;
 use crate::pending::Launch;
 use crate::probe;
 use crate::sys;
@@ -49,6 +51,7 @@ pub(crate) fn run(socket: OwnedFd) -> ExitCode {
         let (_nobody_to_tell, left) = tether.finish(ExitStatus::Signal(libc::SIGKILL));
         tether::remove(&left.points);
     }
+    spawner.groups.iter_mut().for_each(Groups::remove);
     // Those that were about it were killed with the rest.
     spawner.removals.values().for_each(|removal| tether::remove(&removal.points));
     ExitCode::SUCCESS
@@ -79,6 +82,8 @@ struct Spawner {
     me: Pid,
     /// Tried at the start.
     namespaces: NamespaceLayer,
+    /// Found with the first word of the gateway, which says what sessions may use.
+    groups: Option<Groups>,
     /// `argv[0]` of the workers: what this process was called.
     program: CString,
 }
@@ -108,6 +113,7 @@ impl Spawner {
             removals: HashMap::new(),
             me: getpid(),
             namespaces: probe::namespaces(),
+            groups: None,
             program: CString::new(program.as_bytes()).unwrap_or_default(),
         })
     }
@@ -172,7 +178,7 @@ impl Spawner {
 
     fn carry_out(&mut self, frame: &Frame, descriptors: Vec<OwnedFd>) -> Result<(), End> {
         let request = decode(&frame.body).map_err(|error| End::Failed(error.to_string()))?;
-        if let SpawnerRequest::Hello { build } = &request {
+        if let SpawnerRequest::Hello { build, .. } = &request {
             self.greeted = build == BUILD;
         }
         if !self.greeted {
@@ -181,16 +187,23 @@ impl Spawner {
             return Err(End::Failed("the gateway is of another build".to_owned()));
         }
         match request {
-            SpawnerRequest::Hello { .. } => self.tell(&SpawnerEvent::Ready { namespaces: self.namespaces.clone() }),
+            SpawnerRequest::Hello { session_limits, .. } => {
+                let groups = self.groups.get_or_insert_with(|| Groups::find(session_limits));
+                let cgroups = groups.layer();
+                self.tell(&SpawnerEvent::Ready { namespaces: self.namespaces.clone(), cgroups });
+            }
             SpawnerRequest::Worker { id } => self.start_worker(id, &descriptors),
-            SpawnerRequest::Start { id, session, tty, policy, own_view, allow_unprotected, command } => {
-                self.start(id, Order { session, tty, policy, own_view, allow_unprotected, command, descriptors });
+            SpawnerRequest::Start { id, session, tty, policy, own_view, allow_unprotected, limits: asked, command } => {
+                let limits = Limits::default();
+                let order = Order { session, tty, policy, own_view, allow_unprotected, limits, command, descriptors };
+                self.start(id, order, &asked);
             }
             SpawnerRequest::Signal { id, signal } => self.signal(id, signal),
             SpawnerRequest::EndSession { session } => {
                 // None is reaped while it has its tether, so the numbers are their own.
                 let tethers = self.tethers.iter().filter(|(_, tether)| tether.session == session);
                 tethers.for_each(|(pid, tether)| tether.end(*pid));
+                self.groups.iter_mut().for_each(|groups| groups.end_session(&session));
             }
             SpawnerRequest::KillWorker { id } => {
                 if let Some(pid) = self.children.pid(Name::Worker(id)) {
@@ -246,7 +259,10 @@ impl Spawner {
     fn conclude(&mut self, launch: Launch, status: Option<ExitStatus>) {
         let id = launch.id;
         let (event, started) = match (launch.failure, launch.enforced) {
-            (None, Some(enforced)) => (SpawnerEvent::Started { id, pid: launch.pid.as_raw_nonzero().get(), enforced }, true),
+            (None, Some(enforced)) => {
+                let (limits, tree) = (launch.limits, launch.tree);
+                (SpawnerEvent::Started { id, pid: launch.pid.as_raw_nonzero().get(), enforced, limits, tree }, true)
+            }
             (Some(failure), _) => (SpawnerEvent::StartFailed { id, failure }, false),
             (None, None) => {
                 let how = status.map_or_else(|| "nothing known of it".to_owned(), describe);
@@ -292,10 +308,13 @@ impl Spawner {
         if let Some(Removal { then: Some((id, outcome)), .. }) = removal {
             self.tell_end(id, outcome);
         }
-        let (end, left) = match tether {
+        let (end, mut left) = match tether {
             Some(tether) => tether.finish(status),
             None => (Some(Outcome::of(status)), Leftovers::default()),
         };
+        if let (Some(group), Some(groups)) = (left.group.take(), &mut self.groups) {
+            groups.retire(group);
+        }
         match name {
             Some(Name::Process(id)) => {
                 self.children.remove(pid);
@@ -316,8 +335,8 @@ impl Spawner {
     }
 
     fn tell_end(&mut self, id: u64, end: Outcome) {
-        let Outcome { status, denials, failure } = end;
-        self.tell(&SpawnerEvent::Exited { id, status, denials, failure });
+        let Outcome { status, denials, failure, limits } = end;
+        self.tell(&SpawnerEvent::Exited { id, status, denials, failure, limits });
     }
 
     fn tell(&mut self, event: &SpawnerEvent) {

@@ -1,14 +1,17 @@
 //! The spawner's end of the socket to a keeper, which in a sandbox is its init.
 
+use crate::cgroup::Group;
 use crate::frames::{Inlet, Received, Wait, send};
 use crate::keeper::KeeperReport;
 use crate::sys;
 use portcullis_protocol::denial::Denials;
 use portcullis_protocol::helper::{ExitStatus, decode};
+use portcullis_protocol::limit::{LimitReached, ProcessLimits, Scope};
 use portcullis_protocol::path::Bytes;
 use portcullis_sandbox::mounts;
 use rustix::process::Pid;
 use std::ffi::OsString;
+use std::num::NonZeroU64;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
@@ -34,6 +37,9 @@ pub(crate) struct Tether {
     /// For whom it keeps what it started.
     pub(crate) session: String,
     kind: Kind,
+    /// What the process may use, and the group that holds it to that.
+    limits: ProcessLimits,
+    group: Option<Group>,
     socket: OwnedFd,
     inlet: Inlet,
     /// Nothing more comes from it.
@@ -58,20 +64,24 @@ pub(crate) struct Outcome {
     pub(crate) denials: Denials,
     /// Why its sandbox ended it, if it did.
     pub(crate) failure: Option<String>,
+    /// What it ran into.
+    pub(crate) limits: Vec<LimitReached>,
 }
 
 impl Outcome {
     /// Of one of which nothing else is known.
     pub(crate) fn of(status: ExitStatus) -> Self {
-        Self { status, denials: Denials::default(), failure: None }
+        Self { status, denials: Denials::default(), failure: None, limits: Vec::new() }
     }
 }
 
 impl Tether {
-    pub(crate) fn new(socket: OwnedFd, session: String, kind: Kind) -> Self {
+    pub(crate) fn new(socket: OwnedFd, session: String, kind: Kind, limits: ProcessLimits, group: Option<Group>) -> Self {
         Self {
             session,
             kind,
+            limits,
+            group,
             socket,
             inlet: Inlet::reading(READ),
             closed: false,
@@ -105,7 +115,7 @@ impl Tether {
                 }
                 Ok(KeeperReport::Watch) => self.watch = descriptors.pop(),
                 Ok(KeeperReport::Ended { status, denials, failure, is_alone }) if !self.told => {
-                    self.ended = self.ended.take().or(Some(Outcome { status, denials, failure }));
+                    self.ended = self.ended.take().or(Some(Outcome { status, denials, failure, limits: Vec::new() }));
                     self.is_alone = is_alone;
                 }
                 Ok(_more) => {}
@@ -118,7 +128,7 @@ impl Tether {
     pub(crate) fn take_end(&mut self) -> Option<Outcome> {
         let end = self.ended.take_if(|_| !self.is_alone);
         self.told |= end.is_some();
-        end
+        end.map(|end| self.with_limits(end))
     }
 
     /// Has a signal sent to the program's group.
@@ -140,6 +150,17 @@ impl Tether {
         }
     }
 
+    /// With the limits that can be seen to have been reached.
+    fn with_limits(&self, end: Outcome) -> Outcome {
+        let mut limits = self.group.as_ref().map(Group::reached).unwrap_or_default();
+        if end.status == ExitStatus::Signal(libc::SIGXCPU)
+            && let Some(most) = self.limits.cpu_ms.map(NonZeroU64::get)
+        {
+            limits.push(LimitReached { limit: "cpuMs".to_owned(), value: most, used: most, scope: Scope::Process });
+        }
+        Outcome { limits, ..end }
+    }
+
     fn order(&self, signal: i32) -> bool {
         u8::try_from(signal).is_ok_and(|signal| send(self.socket.as_fd(), &[signal], None, Wait::No).is_ok())
     }
@@ -154,8 +175,9 @@ impl Tether {
     pub(crate) fn finish(mut self, status: ExitStatus) -> (Option<Outcome>, Leftovers) {
         self.read();
         // Without a word from it, the program ended with it: an init takes it along, and what another leaves behind is ended.
-        let outcome = (!self.told).then(|| self.ended.unwrap_or_else(|| Outcome::of(status)));
-        (outcome, Leftovers { points: self.points, watch: self.watch })
+        let outcome = self.ended.take().unwrap_or_else(|| Outcome::of(status));
+        let outcome = (!self.told).then(|| self.with_limits(outcome));
+        (outcome, Leftovers { points: self.points, watch: self.watch, group: self.group })
     }
 }
 
@@ -166,6 +188,8 @@ pub(crate) struct Leftovers {
     pub(crate) points: Vec<PathBuf>,
     /// What told of covers, to be closed by somebody who has time.
     pub(crate) watch: Option<OwnedFd>,
+    /// Where it was, to be removed.
+    pub(crate) group: Option<Group>,
 }
 
 /// Removes mount points of which nobody else takes care.

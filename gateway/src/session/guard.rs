@@ -57,6 +57,11 @@ impl Guard {
         self.kill_at = Some(self.kill_at.map_or(at, |earlier| earlier.min(at)));
     }
 
+    /// It was interrupted, and is killed if it does not end soon.
+    pub(super) fn interrupted(&mut self, now: Instant) {
+        self.ends(now + INTERRUPTED);
+    }
+
     /// When to look again.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.kill_at.or_else(|| self.stalls_at().into_iter().chain(self.ceiling_at()).min())

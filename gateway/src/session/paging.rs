@@ -4,6 +4,7 @@
 //! is then made of what the log has, and if parts of it are in the spool, it waits for those: nothing else waits with it.
 
 use super::delivery::from_the_future;
+use super::limit::limited;
 use super::log::{Draft, Wanted};
 use super::message::{Answer, Call, Output};
 use super::process::Phase;
@@ -65,7 +66,8 @@ impl State {
             self.catches_up(now);
         }
         if waits && self.readers.len() >= READERS {
-            return self.reply(call, refuse(format!("at most {READERS} reads may wait in a session")));
+            let error = RpcError::new(code::INVALID_REQUEST, format!("at most {READERS} reads may wait in a session"));
+            return self.reply(call, Answer::read_failed(limited(error, "waitingReads", READERS, READERS)));
         }
         let wanted = Wanted { after, max_bytes: params.max_bytes, events: params.events };
         let reader = Reader { call, key, wanted, deadline: now + wait };

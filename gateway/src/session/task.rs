@@ -2,7 +2,9 @@
 
 mod attach;
 mod output;
+mod start;
 
+use self::start::Begun;
 use super::guard::Bounds;
 use super::message::{Answer, Call, Input, Output, Retention, Start};
 use super::spool::{Done, Spools};
@@ -10,10 +12,10 @@ use super::state::State;
 use super::{AttachError, Attachment, Change, Command, Newcomer, Order, Page, Reply, SessionConfig, Turn};
 use crate::budget::{Budget, Charge};
 use crate::handles::Handles;
-use crate::helper::spawner::{Child, KILL, Launch, LaunchError, Spawner};
+use crate::helper::spawner::{KILL, Spawner};
 use crate::link::Outgoing;
-use crate::process::launch::{self, Ends};
-use crate::process::pump::{Controls, Feed, Pump};
+use crate::process::launch;
+use crate::process::pump::{Controls, Feed};
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
@@ -21,7 +23,7 @@ use portcullis_protocol::fs::Empty;
 use portcullis_protocol::process::{
     ListResult, ResizeParams, SignalParams, Size, StartParams, StartResult, TerminateResult, WriteResult,
 };
-use portcullis_protocol::rpc::{RpcError, code};
+use portcullis_protocol::rpc::RpcError;
 use portcullis_sandbox::policy::Policy;
 use std::collections::HashMap;
 use std::num::NonZeroU64;
@@ -29,13 +31,10 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{JoinError, JoinSet};
-use tokio::time::{Instant, sleep_until, timeout, timeout_at};
+use tokio::time::{Instant, sleep_until, timeout_at};
 
 /// What pumps have said and the session has not taken in; beyond, they wait. Credit bounds it in bytes.
 const FEEDS: usize = 128;
-
-/// How long a start may take. A working directory on a file system that hangs would hold up the session's queue for ever.
-const START_DEADLINE: Duration = Duration::from_secs(60);
 
 /// How long the killed processes of a session may take to be reaped.
 const CLOSE_DEADLINE: Duration = Duration::from_secs(2);
@@ -78,15 +77,6 @@ enum Caller {
     Done(Reply<Empty>),
     List(Reply<ListResult>),
     Terminate(Reply<TerminateResult>),
-}
-
-/// A start that came to an end.
-struct Begun {
-    key: u64,
-    ends: Ends,
-    started: Result<Child, LaunchError>,
-    /// Its client wants to know what is enforced on it.
-    wants_enforcement: bool,
 }
 
 enum Wake {
@@ -203,7 +193,9 @@ impl Task {
                 let (operation, digest) = (change.operation.clone(), change.digest);
                 (Caller::Change(change, reply), Input::Change { call, operation, digest })
             }
-            Command::Start { params, policy, turn, reply } => {
+            Command::Start { mut params, policy, turn, reply } => {
+                let limits = params.limits.unwrap_or_default().narrowed_by(&self.config.process_limits);
+                params.limits = Some(limits);
                 if let Err(error) = launch::check(&params, policy.is_some()) {
                     let _caller_gone = reply.send(Err(error));
                     return;
@@ -216,6 +208,7 @@ impl Task {
                     at_ms: unix_ms(),
                     when_full: params.when_full.unwrap_or_default(),
                     bounds: Bounds { stall: milliseconds(params.stall_ms), ceiling: milliseconds(params.ceiling_ms) },
+                    output: limits.output_bytes,
                 };
                 (Caller::Prepare(params, policy, turn, reply), Input::Start { call, start })
             }
@@ -234,7 +227,7 @@ impl Task {
             }
             Command::Terminate { params, reply } => {
                 let grace = Duration::from_millis(params.grace_ms.unwrap_or(0));
-                (Caller::Terminate(reply), Input::Terminate { call, process: params.process_id, grace })
+                (Caller::Terminate(reply), Input::Terminate { call, process: params.process_id, grace, report: params.report })
             }
             Command::Close => return self.handle(Input::Close),
         };
@@ -319,48 +312,6 @@ impl Task {
         }
     }
 
-    /// Asks the spawner beside everything else. The spawner's answer comes back as [`Begun`].
-    fn launch(&mut self, call: Call, key: u64) {
-        let Some(Caller::Prepare(params, policy, turn, reply)) = self.callers.remove(&call) else { return };
-        self.callers.insert(call, Caller::Start(reply));
-        let SessionConfig { environment, allow_unprotected, shell, .. } = &self.config;
-        match launch::prepare(Arc::clone(&self.id), &params, policy.as_deref(), *allow_unprotected, environment, shell) {
-            Ok((launch, ends)) => {
-                let (spawner, wants_enforcement) = (self.spawner.clone(), params.enforcement);
-                let bounds = Bounds { stall: milliseconds(params.stall_ms), ceiling: milliseconds(params.ceiling_ms) };
-                self.starts.push(Box::pin(async move {
-                    let started = begin(&spawner, launch, turn, bounds.shortest()).await;
-                    Begun { key, ends, started, wants_enforcement }
-                }));
-            }
-            Err(error) => self.handle(Input::StartFailed { key, error }),
-        }
-    }
-
-    fn begun(&mut self, Begun { key, ends, started, wants_enforcement }: Begun) {
-        let child = match started {
-            Ok(child) => child,
-            Err(error) => return self.handle(Input::StartFailed { key, error: launch::failed(&error) }),
-        };
-        let sandbox_type = launch::sandbox_type(&child.enforced);
-        tracing::debug!(session = &*self.id, pid = child.pid, enforced = ?child.enforced, "process started");
-        let enforcement = wants_enforcement.then(|| Box::new(child.enforced.clone()));
-        match Pump::new(key, child, ends, self.spawner.clone(), self.feed.clone()) {
-            Ok((pump, controls)) => {
-                self.controls.insert(key, controls);
-                self.handle(Input::Started { key, sandbox_type, enforcement });
-                // The caller is woken before the pump runs, so that the answer normally comes before the first event.
-                self.act();
-                let task = self.pumps.spawn(pump.run());
-                self.pump_keys.insert(task.id(), key);
-            }
-            Err(error) => {
-                let error = RpcError::new(code::INTERNAL, format!("watch the pipes of the process, which was killed: {error}"));
-                self.handle(Input::StartFailed { key, error });
-            }
-        }
-    }
-
     fn pump_ended(&mut self, ended: Result<(tokio::task::Id, u64), JoinError>) {
         let error = match ended {
             Ok((task, _key)) => {
@@ -417,25 +368,6 @@ async fn reserve(connection: Option<&mpsc::Sender<Outgoing>>) -> bool {
         Some(connection) => connection.reserve().await.is_ok(),
         None => std::future::pending().await,
     }
-}
-
-/// Starts a process in its turn. The bounds of the process are bounds of its start too.
-async fn begin(spawner: &Spawner, launch: Launch, turn: Turn, bound: Option<Duration>) -> Result<Child, LaunchError> {
-    let start = async {
-        turn.wait().await;
-        let started = timeout(START_DEADLINE, spawner.process(launch)).await;
-        // Its turn ends when it runs, or never will.
-        drop(turn);
-        started.unwrap_or_else(|_| Err(late(START_DEADLINE)))
-    };
-    match bound {
-        Some(bound) => timeout(bound, start).await.unwrap_or_else(|_| Err(late(bound))),
-        None => start.await,
-    }
-}
-
-fn late(bound: Duration) -> LaunchError {
-    LaunchError::Lost(format!("the process did not start within {} s and is killed if it does", bound.as_secs_f64()))
 }
 
 fn milliseconds(bound: Option<NonZeroU64>) -> Option<Duration> {

@@ -1,16 +1,19 @@
 //! Starting: workers, and processes with their keepers.
 
 use super::{MOST_LAUNCHES, Removal, Spawner};
+use crate::cgroup::Group;
 use crate::children::Name;
 use crate::dispatch::complain;
 use crate::init::{self, Given};
 use crate::keeper;
 use crate::launch::{self, Order, failed};
+use crate::limit::{self, Decided};
 use crate::pending::Launch;
 use crate::probe;
 use crate::sys::{self, Fork};
 use crate::tether::{self, Kind, Leftovers, Outcome, Tether};
-use portcullis_protocol::helper::{NamespaceLayer, SpawnerEvent, Step};
+use portcullis_protocol::helper::{NamespaceLayer, SpawnerEvent, Step, StepFailed};
+use portcullis_protocol::limit::{ProcessLimits, TreeEnd};
 use portcullis_sandbox::namespaces;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -34,7 +37,7 @@ impl Spawner {
         }
     }
 
-    pub(super) fn start(&mut self, id: u64, order: Order) {
+    pub(super) fn start(&mut self, id: u64, order: Order, asked: &ProcessLimits) {
         let wanted = if order.tty { 1 } else { 3 };
         let refusal = if order.descriptors.len() != wanted {
             Some(failed(Step::Frame, "start: wrong number of descriptors", Some(Errno::INVAL)))
@@ -55,12 +58,22 @@ impl Spawner {
                 return self.tell(&SpawnerEvent::StartFailed { id, failure });
             }
         };
-        match self.fork_keeper(order, result) {
-            Ok(pid) => {
+        let decided = match self.decide(&order, id, asked) {
+            Ok(decided) => decided,
+            Err(failure) => return self.tell(&SpawnerEvent::StartFailed { id, failure }),
+        };
+        let Decided { limits, in_force, group } = decided;
+        let tree = self.tree_end(&order, group.as_ref());
+        match self.fork_keeper(Order { limits, ..order }, result) {
+            Ok((pid, kind, session, socket)) => {
+                self.tethers.insert(pid, Tether::new(socket, session, kind, *asked, group));
                 self.children.add(Name::Process(id), pid);
-                self.launches.push(Launch::new(id, pid, pipe));
+                self.launches.push(Launch::new(id, pid, pipe, in_force, tree));
             }
             Err((attempt, error)) => {
+                if let (Some(group), Some(groups)) = (group, &mut self.groups) {
+                    groups.retire(group);
+                }
                 let errno = error.raw_os_error().unwrap_or(libc::EAGAIN);
                 let failure = failed(Step::Machine, &format!("start: {attempt}"), Some(Errno::from_raw_os_error(errno)));
                 self.tell(&SpawnerEvent::StartFailed { id, failure });
@@ -68,7 +81,27 @@ impl Spawner {
         }
     }
 
-    fn fork_keeper(&mut self, order: Order, result: OwnedFd) -> Result<Pid, (&'static str, std::io::Error)> {
+    fn has_namespaces(&self, order: &Order) -> bool {
+        order.own_view && matches!(self.namespaces, NamespaceLayer::Available { .. })
+    }
+
+    fn decide(&mut self, order: &Order, id: u64, asked: &ProcessLimits) -> Result<Decided, StepFailed> {
+        let is_init = self.has_namespaces(order);
+        let groups = self.groups.as_mut().ok_or_else(|| failed(Step::Frame, "start: before the first word", None))?;
+        limit::decide(asked, groups, &order.session, id, is_init)
+    }
+
+    fn tree_end(&self, order: &Order, group: Option<&Group>) -> TreeEnd {
+        if self.has_namespaces(order) {
+            TreeEnd::PidNamespace
+        } else if group.is_some_and(Group::can_kill) {
+            TreeEnd::Cgroup
+        } else {
+            TreeEnd::Descendants
+        }
+    }
+
+    fn fork_keeper(&self, order: Order, result: OwnedFd) -> Result<(Pid, Kind, String, OwnedFd), (&'static str, std::io::Error)> {
         let session = order.session.clone();
         let (ours, tether) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
             .map_err(|errno| ("make a socket to the keeper", errno.into()))?;
@@ -86,13 +119,12 @@ impl Spawner {
                 Fork::Parent(pid) => (pid, Kind::Reaper),
             },
         };
-        self.tethers.insert(pid, Tether::new(ours, session, kind));
-        Ok(pid)
+        Ok((pid, kind, session, ours))
     }
 
     /// Removes mount points in a child, for on a file system that hangs it must not hold up everybody, and then tells of an end.
     pub(super) fn give_back(&mut self, left: Leftovers, then: Option<(u64, Outcome)>) {
-        let Leftovers { points, watch } = left;
+        let Leftovers { points, watch, .. } = left;
         if points.is_empty() {
             close_aside(watch);
         } else {

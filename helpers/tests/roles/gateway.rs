@@ -5,6 +5,7 @@ use portcullis_protocol::helper::{
     BUILD, Command, Deframer, Enforced, ExitStatus, Frame, FsDone, FsError, FsOperation, FsReply, FsRequest, HIDDEN_FLAG, Role,
     SpawnerEvent, SpawnerRequest, StepFailed, WorkerAnswer, WorkerSetup, decode, encode,
 };
+use portcullis_protocol::limit::{ProcessLimits, SessionLimits};
 use portcullis_protocol::path::{AbsolutePath, Bytes};
 use portcullis_sandbox::policy::{Access, Files, Grant, Grants, Network, Policy};
 use rustix::net::{
@@ -102,7 +103,7 @@ impl Spawner {
     pub(crate) fn start() -> Self {
         let (mut channel, theirs) = Channel::pair();
         let process = start_role(Role::Spawner, BUILD, theirs);
-        channel.send(&SpawnerRequest::Hello { build: BUILD.to_owned() }, b"", &[]);
+        channel.send(&SpawnerRequest::Hello { build: BUILD.to_owned(), session_limits: SessionLimits::default() }, b"", &[]);
         assert!(matches!(channel.expect::<SpawnerEvent>(), SpawnerEvent::Ready { .. }));
         Self { channel: Some(channel), process, newest: 1000 }
     }
@@ -127,6 +128,7 @@ impl Spawner {
             policy: policy.map(|policy| Bytes(policy.encode())),
             own_view: policy.is_some(),
             allow_unprotected: true,
+            limits: ProcessLimits::default(),
             command: Bytes(encoded(command)),
         };
         self.send(&request, &[null, their_stdout, their_stderr]);

@@ -6,6 +6,7 @@ use portcullis_protocol::denial::Denials;
 use portcullis_protocol::helper::{
     BUILD, Command, Enforced, ExitStatus, HEADER, HIDDEN_FLAG, Role, SpawnerEvent, SpawnerRequest, Step, StepFailed, encode,
 };
+use portcullis_protocol::limit::{ProcessLimits, SessionLimits};
 use portcullis_protocol::path::{AbsolutePath, Bytes};
 use portcullis_sandbox::policy::Access;
 use std::ffi::CString;
@@ -50,7 +51,7 @@ fn another_build_is_refused() {
     assert_eq!(by_argument.wait().unwrap().code(), Some(122));
     let (mut channel, theirs) = Channel::pair();
     let mut by_hello = start_role(Role::Spawner, BUILD, theirs);
-    channel.send(&SpawnerRequest::Hello { build: "other".to_owned() }, b"", &[]);
+    channel.send(&SpawnerRequest::Hello { build: "other".to_owned(), session_limits: SessionLimits::default() }, b"", &[]);
     assert_eq!(channel.expect::<SpawnerEvent>(), SpawnerEvent::WrongBuild { build: BUILD.to_owned() });
     assert!(channel.receive().is_none());
     by_hello.wait().unwrap();
@@ -197,6 +198,7 @@ fn controlled_by_its_terminal(policy: Option<Bytes>) {
         policy,
         own_view: false,
         allow_unprotected: false,
+        limits: ProcessLimits::default(),
         command: Bytes(command),
     };
     spawner.send(&request, &[terminal]);
@@ -303,6 +305,7 @@ fn a_writable_policy_is_refused_unless_waived() {
             policy,
             own_view: false,
             allow_unprotected: false,
+            limits: ProcessLimits::default(),
             command,
         },
         &descriptors,
@@ -315,5 +318,5 @@ fn a_writable_policy_is_refused_unless_waived() {
 }
 
 pub(crate) fn ended(id: u64, status: ExitStatus) -> SpawnerEvent {
-    SpawnerEvent::Exited { id, status, denials: Denials::default(), failure: None }
+    SpawnerEvent::Exited { id, status, denials: Denials::default(), failure: None, limits: Vec::new() }
 }

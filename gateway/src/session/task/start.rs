@@ -1,0 +1,96 @@
+//! Starts: what is asked of the spawner, and what comes of it.
+
+use super::super::guard::Bounds;
+use super::super::message::{Call, Input};
+use super::super::{SessionConfig, Turn};
+use super::{Caller, Task, milliseconds};
+use crate::helper::spawner::{Child, Launch, LaunchError, Spawner};
+use crate::process::launch::{self, Ends};
+use crate::process::pump::Pump;
+use portcullis_protocol::limit::{LimitBy, LimitInForce};
+use portcullis_protocol::rpc::{RpcError, code};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::timeout;
+
+/// How long a start may take. A working directory on a file system that hangs would hold up the session's queue for ever.
+const START_DEADLINE: Duration = Duration::from_secs(60);
+
+/// A start that came to an end.
+pub(super) struct Begun {
+    key: u64,
+    ends: Ends,
+    started: Result<Child, LaunchError>,
+    /// Its client wants to know what is enforced on it.
+    wants_enforcement: bool,
+    /// The limit of its output, which is the session's to hold.
+    output: Option<LimitInForce>,
+}
+
+impl Task {
+    /// Asks the spawner beside everything else. The spawner's answer comes back as [`Begun`].
+    pub(super) fn launch(&mut self, call: Call, key: u64) {
+        let Some(Caller::Prepare(params, policy, turn, reply)) = self.callers.remove(&call) else { return };
+        self.callers.insert(call, Caller::Start(reply));
+        let SessionConfig { environment, allow_unprotected, shell, .. } = &self.config;
+        match launch::prepare(Arc::clone(&self.id), &params, policy.as_deref(), *allow_unprotected, environment, shell) {
+            Ok((launch, ends)) => {
+                let (spawner, wants_enforcement) = (self.spawner.clone(), params.enforcement);
+                let most = params.limits.and_then(|limits| limits.output_bytes);
+                let output =
+                    most.map(|most| LimitInForce { limit: "outputBytes".to_owned(), value: most.get(), by: LimitBy::Gateway });
+                let bounds = Bounds { stall: milliseconds(params.stall_ms), ceiling: milliseconds(params.ceiling_ms) };
+                self.starts.push(Box::pin(async move {
+                    let started = begin(&spawner, launch, turn, bounds.shortest()).await;
+                    Begun { key, ends, started, wants_enforcement, output }
+                }));
+            }
+            Err(error) => self.handle(Input::StartFailed { key, error }),
+        }
+    }
+
+    pub(super) fn begun(&mut self, Begun { key, ends, started, wants_enforcement, output }: Begun) {
+        let child = match started {
+            Ok(child) => child,
+            Err(error) => return self.handle(Input::StartFailed { key, error: launch::failed(&error) }),
+        };
+        let sandbox_type = launch::sandbox_type(&child.enforced);
+        tracing::debug!(session = &*self.id, pid = child.pid, enforced = ?child.enforced, "process started");
+        let (mut limits, tree) = (child.limits.clone(), child.tree);
+        limits.extend(output);
+        let enforcement = wants_enforcement.then(|| Box::new(child.enforced.clone()));
+        match Pump::new(key, child, ends, self.spawner.clone(), self.feed.clone()) {
+            Ok((pump, controls)) => {
+                self.controls.insert(key, controls);
+                self.handle(Input::Started { key, sandbox_type, enforcement, limits, tree });
+                // The caller is woken before the pump runs, so that the answer normally comes before the first event.
+                self.act();
+                let task = self.pumps.spawn(pump.run());
+                self.pump_keys.insert(task.id(), key);
+            }
+            Err(error) => {
+                let error = RpcError::new(code::INTERNAL, format!("watch the pipes of the process, which was killed: {error}"));
+                self.handle(Input::StartFailed { key, error });
+            }
+        }
+    }
+}
+
+/// Starts a process in its turn. The bounds of the process are bounds of its start too.
+async fn begin(spawner: &Spawner, launch: Launch, turn: Turn, bound: Option<Duration>) -> Result<Child, LaunchError> {
+    let start = async {
+        turn.wait().await;
+        let started = timeout(START_DEADLINE, spawner.process(launch)).await;
+        // Its turn ends when it runs, or never will.
+        drop(turn);
+        started.unwrap_or_else(|_| Err(late(START_DEADLINE)))
+    };
+    match bound {
+        Some(bound) => timeout(bound, start).await.unwrap_or_else(|_| Err(late(bound))),
+        None => start.await,
+    }
+}
+
+fn late(bound: Duration) -> LaunchError {
+    LaunchError::Lost(format!("the process did not start within {} s and is killed if it does", bound.as_secs_f64()))
+}
