@@ -231,7 +231,8 @@ impl Group {
                 (None, Some(all)) => (Scope::Session, all),
                 (None, None) => return,
             };
-            reached.push(LimitReached { limit: limit.to_owned(), value: value.get(), used: used.unwrap_or(value.get()), scope });
+            let value = value.get();
+            reached.push(LimitReached { limit: limit.to_owned(), value, used: used.unwrap_or(value), scope });
         };
         if let Some(path) = &self.pids
             && number_of(path, &["pids.events"], "max") > 0

@@ -147,10 +147,14 @@ impl Task {
                 self.leashes.push(Box::pin(leash(id, ended, exit)));
                 let child = Child { id, pid, enforced, limits, tree, exit: receiver };
                 // If the caller has gone, the child is dropped here and its leash kills it.
-                let _unwanted = self.starting.remove(&id).map(|reply| reply.send(Ok(child)));
+                if let Some(reply) = self.starting.remove(&id) {
+                    let _unwanted = reply.send(Ok(child));
+                }
             }
             SpawnerEvent::StartFailed { id, failure } => {
-                let _caller_gone = self.starting.remove(&id).map(|reply| reply.send(Err(LaunchError::Failed(failure))));
+                if let Some(reply) = self.starting.remove(&id) {
+                    let _caller_gone = reply.send(Err(LaunchError::Failed(failure)));
+                }
             }
             SpawnerEvent::Exited { id, status, denials, failure, limits } => {
                 let ended = Ended { status, denials, failure, limits };
