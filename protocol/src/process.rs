@@ -1,8 +1,8 @@
-//! `process/*`: parameters and results.
+//! `process/*`: parameters, results and notifications.
 
 mod notice;
 
-pub use notice::{ClosedNotice, ExitedNotice, OutputNotice};
+pub use self::notice::{ClosedNotice, ExitedNotice, OutputNotice};
 
 use crate::base64::Chunk;
 use crate::denial::{self, Denial};
@@ -78,6 +78,10 @@ pub struct StartParams {
     /// The same for all the time since the call. At least 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ceiling_ms: Option<NonZeroU64>,
+    /// After its end, wait so many milliseconds for output that others hold open, and drop what comes later. Absent: wait for them.
+    /// At least 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drain_ms: Option<NonZeroU64>,
     /// What it may use. A limit that cannot be held here refuses the start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<ProcessLimits>,
@@ -108,6 +112,7 @@ impl StartParams {
             when_full: None,
             stall_ms: None,
             ceiling_ms: None,
+            drain_ms: None,
             limits: None,
         }
     }

@@ -1,13 +1,13 @@
 //! The calls of a session's client on its processes.
 
 use super::guard::{Bounds, Guard};
-use super::limit::limited;
 use super::message::{Answer, Call, Output, Start};
 use super::operations::Come;
 use super::process::{Ended, PARKED, Phase, Process, Starting, Unparked, Written};
 use super::state::State;
+use crate::reply;
 use portcullis_protocol::helper::Enforced;
-use portcullis_protocol::limit::{LimitInForce, TreeEnd};
+use portcullis_protocol::limit::{LimitInForce, Scope, TreeEnd};
 use portcullis_protocol::process::{ListResult, Size, StartResult, TerminateResult, WriteParams, WriteResult, WriteStatus};
 use portcullis_protocol::rpc::{RpcError, code};
 use portcullis_protocol::signal::Signal;
@@ -18,9 +18,6 @@ use std::time::Instant;
 /// connection may hold of its client's messages: behind what waits there must be room to hear that output has arrived, without
 /// which the process may never read its input.
 const PARKED_BYTES: usize = 32 << 20;
-
-/// Processes of a session that live; each costs a task, descriptors and a log.
-const LIVE: usize = 1024;
 
 impl State {
     pub(super) fn start(&mut self, call: Call, start: Start, now: Instant) {
@@ -36,9 +33,10 @@ impl State {
             );
             return self.refuse_start(call, text);
         }
-        if self.processes.len() - self.closed.len() >= LIVE {
-            let error = RpcError::new(code::INVALID_REQUEST, format!("at most {LIVE} processes may run in a session"));
-            return self.reply(call, Answer::Start(Err(limited(error, "processes", LIVE, LIVE))));
+        if self.processes.len() - self.closed.len() >= self.most_processes {
+            let most = self.most_processes;
+            let text = format!("process/start {}: at most {most} processes may run in a session; let some end", start.process);
+            return self.reply(call, Answer::Start(Err(reply::limit(text, "session-processes", most, Scope::Session))));
         }
         let (key, id): (u64, Arc<str>) = (self.next_key, start.process.as_str().into());
         self.next_key += 1;
@@ -143,8 +141,8 @@ impl State {
                 let text = format!(
                     "write to process {process_id}: writes of {parked} bytes wait for their processes already; send it again when some were answered"
                 );
-                let error = RpcError::new(code::INVALID_REQUEST, text);
-                return self.reply(call, Answer::Write(Err(limited(error, "waitingInputBytes", PARKED_BYTES, parked))));
+                let error = reply::limit(text, "waiting-input-bytes", PARKED_BYTES, Scope::Session);
+                return self.reply(call, Answer::Write(Err(error)));
             }
         }
         let Some((key, process)) = self.named(&process_id) else { return };
@@ -293,6 +291,6 @@ fn operation_name(process: &str, operation: &str) -> String {
 }
 
 fn too_many_writes(process: &str) -> RpcError {
-    let error = RpcError::new(code::INVALID_REQUEST, format!("too many writes wait for process {process}"));
-    limited(error, "waitingWrites", PARKED, PARKED)
+    let text = format!("too many writes wait for process {process}");
+    reply::limit(text, "waiting-writes", PARKED, Scope::Process)
 }

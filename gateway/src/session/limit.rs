@@ -1,4 +1,4 @@
-//! Limits that the session sees to itself: how much a process may write, and what the session has room for.
+//! The limit that the session sees to itself: how much a process may write.
 
 use super::guard::{Bounds, Guard};
 use super::message::Output;
@@ -6,7 +6,6 @@ use super::process::Phase;
 use super::state::State;
 use portcullis_protocol::event::{Event, Stream};
 use portcullis_protocol::limit::{LimitReached, Scope};
-use portcullis_protocol::rpc::RpcError;
 use portcullis_protocol::signal::Signal;
 use std::num::NonZeroU64;
 use std::time::Instant;
@@ -63,12 +62,6 @@ impl State {
         }
         self.grant(key);
     }
-}
-
-/// An error that refuses because of a limit of the session, with the limit as its data.
-pub(super) fn limited(error: RpcError, limit: &str, value: usize, used: usize) -> RpcError {
-    let wide = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
-    error.with_limit(&LimitReached { limit: limit.to_owned(), value: wide(value), used: wide(used), scope: Scope::Session })
 }
 
 #[cfg(test)]

@@ -244,6 +244,10 @@ pub(super) enum Output {
     KillLeft {
         key: u64,
     },
+    /// Output that others hold open after the end is not waited for any more.
+    Abandon {
+        key: u64,
+    },
     /// The process is forgotten.
     Forget {
         key: u64,

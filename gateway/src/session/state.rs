@@ -36,6 +36,8 @@ pub(super) enum Attachment {
 pub(super) struct State {
     retention: Retention,
     pub(super) limits: SpoolLimits,
+    /// Processes that may live at a time.
+    pub(super) most_processes: usize,
     pub(super) attachment: Attachment,
     /// Of the latest attachment; an older one may change nothing.
     pub(super) generation: u64,
@@ -64,10 +66,11 @@ pub(super) struct State {
 
 impl State {
     /// A session that waits for its first connection.
-    pub(super) fn new(retention: Retention, limits: SpoolLimits, now: Instant) -> Self {
+    pub(super) fn new(retention: Retention, limits: SpoolLimits, most_processes: usize, now: Instant) -> Self {
         Self {
             retention,
             limits,
+            most_processes,
             attachment: Attachment::Detached { until: now + retention.detached },
             generation: 0,
             successor: None,
@@ -283,9 +286,11 @@ impl State {
                 process.failure = process.failure.take().or(failure);
                 process.denials = Arc::clone(&denials);
                 process.input.close();
-                self.guards.remove(&key);
                 process.reached.extend(limits);
                 let limits = process.reached.clone();
+                if self.guards.get_mut(&key).is_some_and(|guard| !guard.exited(now)) {
+                    self.guards.remove(&key);
+                }
                 self.append(key, Event::Exited { code, denials, limits });
                 self.unpark(key);
             }
@@ -305,6 +310,7 @@ impl State {
         let Some(process) = self.processes.get_mut(&key) else { return };
         let Phase::Exited(code) = process.phase else { return };
         process.phase = Phase::Closed(code);
+        self.guards.remove(&key);
         self.append(key, Event::Closed);
         self.closed.push_back((now + self.retention.closed, key));
         let mut bytes: usize = self.closed.iter().filter_map(|(_, key)| self.processes.get(key)).map(Process::bytes).sum();
@@ -359,6 +365,10 @@ impl State {
         for (key, due) in due {
             match due {
                 Due::Kill => self.kill(key),
+                Due::Abandon(reason) => {
+                    self.with(key, |process| process.failure = process.failure.take().or(Some(reason)));
+                    self.outputs.push_back(Output::Abandon { key });
+                }
                 Due::Interrupt(reason) => {
                     self.with(key, |process| process.failure = Some(reason));
                     if self.processes.get(&key).is_some_and(|process| process.phase == Phase::Running) {

@@ -5,7 +5,6 @@ mod output;
 mod start;
 
 use self::start::Begun;
-use super::guard::Bounds;
 use super::message::{Answer, Call, Input, Output, Retention, Start};
 use super::spool::{Done, Spools};
 use super::state::State;
@@ -26,10 +25,9 @@ use portcullis_protocol::process::{
 use portcullis_protocol::rpc::RpcError;
 use portcullis_sandbox::policy::Policy;
 use std::collections::HashMap;
-use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
@@ -59,6 +57,8 @@ pub(super) struct Task {
     kills: FuturesUnordered<BoxFuture<'static, ()>>,
     spools: Spools,
     controls: HashMap<u64, Controls>,
+    /// Of the processes that live, among those of all sessions.
+    places: HashMap<u64, OwnedSemaphorePermit>,
     pumps: JoinSet<u64>,
     pump_keys: HashMap<tokio::task::Id, u64>,
     feeds: mpsc::Receiver<(u64, Feed)>,
@@ -97,7 +97,7 @@ impl Task {
         let retention = Retention { detached: config.retention, closed: config.retention };
         let (feed, feeds) = mpsc::channel(FEEDS);
         let spools = Spools::new(config.spool.clone());
-        let state = State::new(retention, config.spool_limits, now());
+        let state = State::new(retention, config.spool_limits, config.most_processes, now());
         Self {
             id,
             spawner,
@@ -114,6 +114,7 @@ impl Task {
             kills: FuturesUnordered::new(),
             spools,
             controls: HashMap::new(),
+            places: HashMap::new(),
             pumps: JoinSet::new(),
             pump_keys: HashMap::new(),
             feeds,
@@ -160,7 +161,13 @@ impl Task {
             Wake::Command(Some(command)) => self.command(command),
             // Everybody who could come back is gone.
             Wake::Command(None) => self.handle(Input::Close),
-            Wake::Feed(key, feed) => self.handle(Input::Feed { key, feed }),
+            Wake::Feed(key, feed) => {
+                // Before anybody hears of the close, and starts the next one.
+                if matches!(feed, Feed::Closed) {
+                    self.places.remove(&key);
+                }
+                self.handle(Input::Feed { key, feed });
+            }
             Wake::Begun(begun) => self.begun(begun),
             Wake::Changed(operation, outcome) => self.handle(Input::Changed { operation, outcome }),
             Wake::Pump(ended) => self.pump_ended(ended),
@@ -207,7 +214,7 @@ impl Task {
                     operation: params.operation_id.clone(),
                     at_ms: unix_ms(),
                     when_full: params.when_full.unwrap_or_default(),
-                    bounds: Bounds { stall: milliseconds(params.stall_ms), ceiling: milliseconds(params.ceiling_ms) },
+                    bounds: start::bounds(&params),
                     output: limits.output_bytes,
                 };
                 (Caller::Prepare(params, policy, turn, reply), Input::Start { call, start })
@@ -272,6 +279,7 @@ impl Task {
                 Output::Signal { key, signal } => self.with(key, |controls| controls.signal(signal)),
                 Output::Kill { key } => self.with(key, |controls| controls.kill()),
                 Output::KillLeft { key } => self.kill_left(key),
+                Output::Abandon { key } => self.with(key, |controls| controls.leave_output()),
                 Output::Forget { key } => {
                     self.controls.remove(&key);
                     self.spools.forget(key);
@@ -326,6 +334,7 @@ impl Task {
         while let Ok((key, feed)) = self.feeds.try_recv() {
             self.handle(Input::Feed { key, feed });
         }
+        self.places.remove(&key);
         self.handle(Input::PumpLost { key });
     }
 
@@ -368,10 +377,6 @@ async fn reserve(connection: Option<&mpsc::Sender<Outgoing>>) -> bool {
         Some(connection) => connection.reserve().await.is_ok(),
         None => std::future::pending().await,
     }
-}
-
-fn milliseconds(bound: Option<NonZeroU64>) -> Option<Duration> {
-    bound.map(|bound| Duration::from_millis(bound.get()))
 }
 
 #[cfg(test)]

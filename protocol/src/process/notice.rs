@@ -1,5 +1,6 @@
-//! What is announced of processes.
+//! What is announced of a process.
 
+use super::is_zero;
 use crate::base64::Chunk;
 use crate::denial::{self, Denial};
 use crate::event::Stream;
@@ -37,7 +38,7 @@ pub struct ExitedNotice {
     #[serde(default, deserialize_with = "denial::known", skip_serializing_if = "Vec::is_empty")]
     pub denials: Vec<Denial>,
     /// How many more there were; absent if none.
-    #[serde(default, skip_serializing_if = "super::is_zero")]
+    #[serde(default, skip_serializing_if = "is_zero")]
     pub denials_more: u64,
     /// The limits that it reached, as far as they can be seen; absent if none.
     #[serde(default, deserialize_with = "limit::known", skip_serializing_if = "Vec::is_empty")]

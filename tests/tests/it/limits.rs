@@ -211,7 +211,7 @@ async fn a_full_session_says_so_in_data() {
         client.ok("fs/open", json!({"handleId": nth.to_string(), "path": place.uri("file")})).await;
     }
     let refusal = client.refused("fs/open", json!({"handleId": "more", "path": place.uri("file")})).await;
-    let data = json!({"limit": "fileHandles", "value": 128, "used": 128, "scope": "connection"});
+    let data = json!({"limit": "file-handles", "value": 128, "used": 128, "scope": "connection"});
     assert_eq!(refusal.data, Some(data), "{}", refusal.message);
 }
 

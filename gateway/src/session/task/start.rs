@@ -1,16 +1,20 @@
-//! Starts: what is asked of the spawner, and what comes of it.
+//! Starting a process: from its turn to its pump.
 
-use super::super::guard::Bounds;
-use super::super::message::{Call, Input};
-use super::super::{SessionConfig, Turn};
-use super::{Caller, Task, milliseconds};
+use super::{Caller, Task};
 use crate::helper::spawner::{Child, Launch, LaunchError, Spawner};
 use crate::process::launch::{self, Ends};
 use crate::process::pump::Pump;
-use portcullis_protocol::limit::{LimitBy, LimitInForce};
+use crate::reply;
+use crate::session::guard::Bounds;
+use crate::session::message::{Call, Input};
+use crate::session::{Places, SessionConfig, Turn};
+use portcullis_protocol::limit::{LimitBy, LimitInForce, Scope};
+use portcullis_protocol::process::StartParams;
 use portcullis_protocol::rpc::{RpcError, code};
+use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 
 /// How long a start may take. A working directory on a file system that hangs would hold up the session's queue for ever.
@@ -25,6 +29,8 @@ pub(super) struct Begun {
     wants_enforcement: bool,
     /// The limit of its output, which is the session's to hold.
     output: Option<LimitInForce>,
+    /// Its place among the processes of all sessions.
+    place: OwnedSemaphorePermit,
 }
 
 impl Task {
@@ -32,24 +38,32 @@ impl Task {
     pub(super) fn launch(&mut self, call: Call, key: u64) {
         let Some(Caller::Prepare(params, policy, turn, reply)) = self.callers.remove(&call) else { return };
         self.callers.insert(call, Caller::Start(reply));
+        let Places { free, all } = &self.config.processes;
+        let Ok(place) = Arc::clone(free).try_acquire_owned() else {
+            let text = format!(
+                "process/start {}: at most {all} processes may run on this server; let some end, or try again later",
+                params.process_id
+            );
+            return self.handle(Input::StartFailed { key, error: reply::limit(text, "max-processes", *all, Scope::Server) });
+        };
         let SessionConfig { environment, allow_unprotected, shell, .. } = &self.config;
         match launch::prepare(Arc::clone(&self.id), &params, policy.as_deref(), *allow_unprotected, environment, shell) {
             Ok((launch, ends)) => {
                 let (spawner, wants_enforcement) = (self.spawner.clone(), params.enforcement);
+                let bound = bounds(&params).shortest();
                 let most = params.limits.and_then(|limits| limits.output_bytes);
                 let output =
                     most.map(|most| LimitInForce { limit: "outputBytes".to_owned(), value: most.get(), by: LimitBy::Gateway });
-                let bounds = Bounds { stall: milliseconds(params.stall_ms), ceiling: milliseconds(params.ceiling_ms) };
                 self.starts.push(Box::pin(async move {
-                    let started = begin(&spawner, launch, turn, bounds.shortest()).await;
-                    Begun { key, ends, started, wants_enforcement, output }
+                    let started = begin(&spawner, launch, turn, bound).await;
+                    Begun { key, ends, started, wants_enforcement, output, place }
                 }));
             }
             Err(error) => self.handle(Input::StartFailed { key, error }),
         }
     }
 
-    pub(super) fn begun(&mut self, Begun { key, ends, started, wants_enforcement, output }: Begun) {
+    pub(super) fn begun(&mut self, Begun { key, ends, started, wants_enforcement, output, place }: Begun) {
         let child = match started {
             Ok(child) => child,
             Err(error) => return self.handle(Input::StartFailed { key, error: launch::failed(&error) }),
@@ -66,6 +80,7 @@ impl Task {
                 // The caller is woken before the pump runs, so that the answer normally comes before the first event.
                 self.act();
                 let task = self.pumps.spawn(pump.run());
+                self.places.insert(key, place);
                 self.pump_keys.insert(task.id(), key);
             }
             Err(error) => {
@@ -93,4 +108,17 @@ async fn begin(spawner: &Spawner, launch: Launch, turn: Turn, bound: Option<Dura
 
 fn late(bound: Duration) -> LaunchError {
     LaunchError::Lost(format!("the process did not start within {} s and is killed if it does", bound.as_secs_f64()))
+}
+
+/// What a start bounds in time.
+pub(super) fn bounds(params: &StartParams) -> Bounds {
+    Bounds {
+        stall: milliseconds(params.stall_ms),
+        ceiling: milliseconds(params.ceiling_ms),
+        drain: milliseconds(params.drain_ms),
+    }
+}
+
+fn milliseconds(bound: Option<NonZeroU64>) -> Option<Duration> {
+    bound.map(|bound| Duration::from_millis(bound.get()))
 }

@@ -4,6 +4,7 @@ use super::super::{Command, SessionHandle, Terms, start};
 use super::*;
 use crate::helper::spawner::fake;
 use crate::link::Link;
+use crate::session::Places;
 use portcullis_protocol::base64::{Chunk, decode};
 use portcullis_protocol::helper::{Enforced, ExitStatus, SpawnerEvent, SpawnerRequest, Step, StepFailed};
 use portcullis_protocol::limit::{ProcessLimits, TreeEnd};
@@ -54,6 +55,8 @@ impl Client {
             shell: "/bin/sh".to_owned(),
             spool: std::env::temp_dir(),
             spool_limits: crate::session::SpoolLimits { process: 64 << 20, session: 256 << 20 },
+            most_processes: 1024,
+            processes: Places { free: Arc::new(tokio::sync::Semaphore::new(1024)), all: 1024 },
         };
         let (session, task) = start("s".into(), spawner, config);
         tasks.spawn(task);
