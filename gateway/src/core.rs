@@ -365,3 +365,25 @@ async fn own(core: Arc<Core>, mut queue: mpsc::Receiver<Work>, closing: Cancella
     sessions.shutdown().await;
     changes.shutdown().await;
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::num::NonZeroU64;
+
+    #[test]
+    fn limits_of_sessions_that_nothing_holds_are_refused_with_the_reason() {
+        let some = NonZeroU64::new(9);
+        let limits = [(some, None), (None, some), (some, some), (None, None)];
+        let limits = limits.map(|(processes, memory_bytes)| SessionLimits { processes, memory_bytes });
+        for (processes, memory, expect) in
+            [(true, true, [true; 4]), (true, false, [true, false, false, true]), (false, false, [false, false, false, true])]
+        {
+            let cgroups = CgroupLayer { processes, memory, reason: "it is mounted read-only".to_owned() };
+            let held = limits.map(|limits| can_hold(&limits, &cgroups));
+            assert_eq!(held.each_ref().map(Result::is_ok), expect, "{held:?}");
+            let texts = held.iter().filter_map(|held| held.as_ref().err()).map(ToString::to_string);
+            texts.for_each(|text| assert!(text.contains("mounted read-only") && text.contains("Delegate=yes"), "{text}"));
+        }
+    }
+}

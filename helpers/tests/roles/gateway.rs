@@ -2,8 +2,8 @@
 
 use portcullis_protocol::denial::Denials;
 use portcullis_protocol::helper::{
-    BUILD, Command, Deframer, Enforced, ExitStatus, Frame, FsDone, FsError, FsOperation, FsReply, FsRequest, HIDDEN_FLAG, Role,
-    SpawnerEvent, SpawnerRequest, StepFailed, WorkerAnswer, WorkerSetup, decode, encode,
+    BUILD, CgroupLayer, Command, Deframer, Enforced, ExitStatus, Frame, FsDone, FsError, FsOperation, FsReply, FsRequest,
+    HIDDEN_FLAG, Role, SpawnerEvent, SpawnerRequest, StepFailed, WorkerAnswer, WorkerSetup, decode, encode,
 };
 use portcullis_protocol::limit::{ProcessLimits, SessionLimits};
 use portcullis_protocol::path::{AbsolutePath, Bytes};
@@ -101,11 +101,16 @@ pub(crate) struct Spawner {
 
 impl Spawner {
     pub(crate) fn start() -> Self {
+        Self::start_with(SessionLimits::default()).0
+    }
+
+    /// One whose sessions have limits, as far as it can hold them.
+    pub(crate) fn start_with(session_limits: SessionLimits) -> (Self, CgroupLayer) {
         let (mut channel, theirs) = Channel::pair();
         let process = start_role(Role::Spawner, BUILD, theirs);
-        channel.send(&SpawnerRequest::Hello { build: BUILD.to_owned(), session_limits: SessionLimits::default() }, b"", &[]);
-        assert!(matches!(channel.expect::<SpawnerEvent>(), SpawnerEvent::Ready { .. }));
-        Self { channel: Some(channel), process, newest: 1000 }
+        channel.send(&SpawnerRequest::Hello { build: BUILD.to_owned(), session_limits }, b"", &[]);
+        let SpawnerEvent::Ready { cgroups, .. } = channel.expect() else { panic!("its first word is another") };
+        (Self { channel: Some(channel), process, newest: 1000 }, cgroups)
     }
 
     pub(crate) fn send(&self, request: &SpawnerRequest, descriptors: &[OwnedFd]) {

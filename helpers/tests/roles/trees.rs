@@ -4,9 +4,11 @@ use super::gateway::{Spawner, command, shell};
 use super::spawner::{done, ended};
 use crate::Test;
 use portcullis_protocol::helper::{ExitStatus, SpawnerEvent, SpawnerRequest};
+use portcullis_protocol::limit::{LimitReached, Scope, SessionLimits};
 use rustix::process::{Pid, test_kill_process};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
+use std::num::NonZeroU64;
 
 pub(crate) const TESTS: &[Test] = &[
     ("trees::the_end_of_the_gateway_ends_daemons_too", the_end_of_the_gateway_ends_daemons_too),
@@ -15,6 +17,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("trees::a_daemon_ends_after_its_process_has_ended", a_daemon_ends_after_its_process_has_ended),
     ("trees::whoever_kills_its_keeper_ends_with_it", whoever_kills_its_keeper_ends_with_it),
     ("trees::a_chain_of_forks_is_ended", a_chain_of_forks_is_ended),
+    ("trees::a_session_is_bounded_as_a_whole", a_session_is_bounded_as_a_whole),
     ("trees::a_group_is_killed_after_its_leader_ended", a_group_is_killed_after_its_leader_ended),
 ];
 
@@ -121,4 +124,34 @@ fn a_group_is_killed_after_its_leader_ended() {
     // Ends only when the last of the group has let go of the pipe.
     assert_eq!(stdout.read_line(&mut String::new()).unwrap(), 0);
     spawner.close();
+}
+
+/// Only cgroups count a session. Where none can be made the spawner says so, and the gateway does not start.
+fn a_session_is_bounded_as_a_whole() {
+    let limited = SessionLimits { processes: NonZeroU64::new(8), ..SessionLimits::default() };
+    let children =
+        |most: u32| format!("n=0; while [ $n -lt {most} ]; do sleep 1000 >/dev/null 2>&1 & n=$((n+1)); done; echo on; wait");
+    for (limits, is_limited) in [(SessionLimits::default(), false), (limited, true)] {
+        let (mut spawner, cgroups) = Spawner::start_with(limits);
+        // The shell and its four: five of eight.
+        let (stdout, _stderr) = spawner.start_process(1, &shell(&children(4)), None);
+        assert!(matches!(spawner.event(), SpawnerEvent::Started { id: 1, .. }));
+        assert_eq!(BufReader::new(stdout).read_line(&mut String::new()).unwrap(), 3);
+        // Another one that would be five.
+        let (stdout, _stderr) = spawner.start_process(2, &shell(&children(4)), None);
+        assert!(matches!(spawner.event(), SpawnerEvent::Started { id: 2, .. }));
+        let said = BufReader::new(stdout).read_line(&mut String::new()).unwrap();
+        if is_limited && cgroups.processes {
+            assert_eq!(said, 0, "its shell cannot fork, and ends");
+            let SpawnerEvent::Exited { id: 2, limits, status, .. } = spawner.event() else { panic!("it ends") };
+            assert_ne!(status, ExitStatus::Code(0));
+            let reached = LimitReached { limit: "processes".to_owned(), value: 8, used: 8, scope: Scope::Session };
+            assert_eq!(limits, [reached]);
+        } else {
+            assert!(!is_limited || !cgroups.reason.is_empty(), "{cgroups:?}");
+            assert_eq!(said, 3, "nothing holds it");
+        }
+        spawner.send(&SpawnerRequest::EndSession { session: "s".to_owned() }, &[]);
+        spawner.close();
+    }
 }
