@@ -1,6 +1,7 @@
 //! What the operator decides. The environment is read here and nowhere else.
 
 use crate::listen::{Credential, token_directory};
+use portcullis_protocol::limit::{ProcessLimits, SessionLimits};
 use portcullis_sandbox::policy::Policy;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -70,6 +71,10 @@ pub struct Config {
     /// The operator's ceiling: every request gets what both it and this allow, and a request that asks for no sandbox gets this.
     /// None leaves the decision to the clients.
     pub ceiling: Option<Policy>,
+    /// The most that each start of a process may use: of this and what it asks for the smaller.
+    pub process_limits: ProcessLimits,
+    /// What all processes of a session together may use. They need cgroups: where there are none the gateway does not start.
+    pub session_limits: SessionLimits,
     /// The server's environment, for policies of `process/start` that inherit it.
     pub environment: Arc<[(OsString, OsString)]>,
     /// The server's working directory at its start.
@@ -109,6 +114,8 @@ impl Config {
             fs_deadline: Duration::from_secs(120),
             allow_unprotected_metadata: false,
             ceiling: None,
+            process_limits: ProcessLimits::default(),
+            session_limits: SessionLimits::default(),
             environment: Arc::new([]),
             cwd: PathBuf::from("/"),
         }

@@ -8,6 +8,7 @@ mod calls;
 mod delivery;
 mod guard;
 mod ledger;
+mod limit;
 mod log;
 mod message;
 mod operations;
@@ -28,6 +29,7 @@ use crate::helper::spawner::Spawner;
 use crate::link::{Doubt, Outgoing};
 use futures_util::future::BoxFuture;
 use portcullis_protocol::fs::Empty;
+use portcullis_protocol::limit::ProcessLimits;
 use portcullis_protocol::logged::AcknowledgeParams;
 use portcullis_protocol::process::{
     CloseStdinParams, ListResult, ReadParams, ReadResult, ResizeParams, SignalParams, StartParams, StartResult, TerminateParams,
@@ -56,6 +58,8 @@ pub(crate) struct SessionConfig {
     pub(crate) allow_unprotected: bool,
     /// SHELL of a process with a terminal.
     pub(crate) shell: String,
+    /// The most that each start may use, whatever it asks for.
+    pub(crate) process_limits: ProcessLimits,
     /// Where output waits for which there is no room while nobody is attached, and how much of it.
     pub(crate) spool: PathBuf,
     pub(crate) spool_limits: SpoolLimits,
