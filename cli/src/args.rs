@@ -27,7 +27,7 @@ pub(crate) enum Command {
 
 #[derive(Debug, Args)]
 pub(crate) struct Serve {
-    /// Where to listen: ws://IP:PORT (port 0 lets the system choose) or stdio.
+    /// Where to listen: ws://IP:PORT (port 0 lets the system choose), unix:PATH (for the server's own user and root), or stdio.
     #[arg(long, value_name = "URL", default_value = DEFAULT_LISTEN_URL)]
     pub(crate) listen: String,
     #[command(flatten)]
@@ -125,7 +125,7 @@ pub(crate) struct Exec {
     /// read-only, workspace-write, workspace-write-network, full-access, or a policy file (*.toml).
     #[arg(long, value_name = "NAME|FILE", default_value = "workspace-write")]
     pub(crate) policy: String,
-    /// A running server; without it a gateway is started for this one command.
+    /// A running server, ws://HOST:PORT or unix:PATH; without it a gateway is started for this one command.
     #[arg(long, value_name = "URL", conflicts_with = "allow_unprotected_metadata")]
     pub(crate) url: Option<String>,
     /// A file with the token that the running server asks for. Without it that of a server of this user on this machine is found.

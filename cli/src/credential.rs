@@ -40,6 +40,13 @@ pub(crate) fn from_flags(flags: &Auth) -> Result<Credential, Failure> {
     }
 }
 
+/// The files that these flags name and whose readers could get in, or pretend to be others.
+pub(crate) fn files(flags: &Auth) -> Vec<PathBuf> {
+    let files = [&flags.ws_token_file, &flags.ws_shared_secret_file].into_iter().flatten();
+    // A shell's `<(…)` is a descriptor of this process, which nobody inherits.
+    files.filter(|file| !file.starts_with("/dev") && !file.starts_with("/proc")).cloned().collect()
+}
+
 /// A flag that would change nothing is one that its author is mistaken about, and who is mistaken about who may connect must hear
 /// of it.
 fn refuse_flags_of_the_other_kind(flags: &Auth) -> Result<(), Failure> {
@@ -69,6 +76,10 @@ pub(crate) fn of_server(url: &str, file: Option<&Path>) -> Result<(String, Optio
     if let Some(file) = file {
         let file = std::path::absolute(file).map_err(|error| format!("--token-file {}: {error}", file.display()))?;
         return Ok((url.to_owned(), Some(Token::new(read(&file, "--token-file")?))));
+    }
+    // The kernel says who asks.
+    if url.starts_with("unix:") {
+        return Ok((url.to_owned(), None));
     }
     let (runtime, home) = (std::env::var_os("XDG_RUNTIME_DIR"), std::env::var_os("HOME"));
     match found(url, runtime.as_deref(), home.as_deref()) {

@@ -55,6 +55,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
             config.spool_bytes = options.spool_bytes;
             config.session_spool_bytes = options.spool_bytes.saturating_mul(4);
             config.credential = credential::from_flags(&options.auth)?;
+            config.hidden = credential::files(&options.auth);
             config.allowed_hosts.clone_from(&options.allow_host);
             config.connections = options.max_connections;
             config.concurrent_requests = options.concurrent_requests;

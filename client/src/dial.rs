@@ -4,10 +4,14 @@ use crate::options::Token;
 use crate::task::Transport;
 use futures_util::{SinkExt as _, StreamExt as _};
 use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout_at};
+use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
+use tokio_tungstenite::tungstenite::handshake::client::Request;
 use tokio_tungstenite::tungstenite::http::HeaderValue;
 use tokio_tungstenite::tungstenite::http::header::AUTHORIZATION;
 use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
@@ -27,6 +31,22 @@ pub(crate) async fn websocket(
     token: Option<&Token>,
     silence: Option<Duration>,
 ) -> Result<(Transport, JoinHandle<String>), String> {
+    let config = WebSocketConfig::default().max_message_size(Some(MESSAGE)).max_frame_size(Some(MESSAGE));
+    if let Some(path) = url.strip_prefix("unix:") {
+        let path = path.strip_prefix("//").unwrap_or(path);
+        let stream = UnixStream::connect(path).await.map_err(|error| error.to_string())?;
+        // Whose name and port these are is decided by the path; a Host must be given all the same.
+        let connecting = tokio_tungstenite::client_async_with_config(request("ws://localhost/", token)?, stream, Some(config));
+        let (socket, _response) = connecting.await.map_err(|error| refusal(&error))?;
+        return Ok(carry(socket, silence));
+    }
+    let connecting = tokio_tungstenite::connect_async_with_config(request(url, token)?, Some(config), true);
+    let (socket, _response) = connecting.await.map_err(|error| refusal(&error))?;
+    Ok(carry(socket, silence))
+}
+
+/// The upgrade.
+fn request(url: &str, token: Option<&Token>) -> Result<Request, String> {
     let mut request = url.into_client_request().map_err(|error| error.to_string())?;
     if let Some(token) = token {
         let value = HeaderValue::from_str(&format!("Bearer {}", token.reveal()));
@@ -34,9 +54,14 @@ pub(crate) async fn websocket(
         value.set_sensitive(true);
         request.headers_mut().insert(AUTHORIZATION, value);
     }
-    let config = WebSocketConfig::default().max_message_size(Some(MESSAGE)).max_frame_size(Some(MESSAGE));
-    let connecting = tokio_tungstenite::connect_async_with_config(request, Some(config), true);
-    let (socket, _response) = connecting.await.map_err(|error| refusal(&error))?;
+    Ok(request)
+}
+
+/// A transport over an upgraded stream.
+fn carry<S>(socket: WebSocketStream<S>, silence: Option<Duration>) -> (Transport, JoinHandle<String>)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
     let (mut sink, mut stream) = socket.split();
     let (to_server, mut outgoing) = mpsc::channel::<String>(QUEUE);
     let (incoming, from_server) = mpsc::channel(QUEUE);
@@ -84,7 +109,7 @@ pub(crate) async fn websocket(
             reason = write => reason,
         }
     });
-    Ok((Transport { outgoing: to_server, incoming: from_server }, carried))
+    (Transport { outgoing: to_server, incoming: from_server }, carried)
 }
 
 /// Why there is no connection, with what the server said.

@@ -7,7 +7,7 @@ use std::time::Duration;
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ExecServerClientConnectOptions {
-    /// Where: `ws://HOST:PORT`.
+    /// Where: `ws://HOST:PORT`, or `unix:PATH`.
     pub url: String,
     /// Who calls; any text.
     pub client_name: String,

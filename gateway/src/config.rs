@@ -60,6 +60,8 @@ pub struct Config {
     /// The operator's ceiling: every request gets what both it and this allow, and a request that asks for no sandbox gets this.
     /// None leaves the decision to the clients.
     pub ceiling: Option<Policy>,
+    /// Files of the operator's that no confined process gets to see, beside tokens that were made at the start: secrets, keys, sockets.
+    pub hidden: Vec<PathBuf>,
     /// The server's environment, for policies of `process/start` that inherit it.
     pub environment: Arc<[(OsString, OsString)]>,
     /// The server's working directory at its start.
@@ -84,18 +86,19 @@ impl Config {
             fs_deadline: Duration::from_secs(120),
             allow_unprotected_metadata: false,
             ceiling: None,
+            hidden: Vec::new(),
             environment: std::env::vars_os().collect(),
             cwd: std::env::current_dir().unwrap_or_else(|_| PathBuf::from("/")),
         }
     }
 
-    /// Where tokens are that open listeners of this user. No confined process gets to see them.
+    /// Where tokens are that open listeners of this user, and whatever else no confined process gets to see.
     pub(crate) fn token_places(&self) -> Vec<PathBuf> {
         let named = match &self.credential {
             Credential::Generated { file } => file.clone(),
             Credential::Capability(_) | Credential::SignedBearer(_) | Credential::Insecure => None,
         };
-        let named = named.map(|file| self.cwd.join(file));
+        let named = named.iter().chain(&self.hidden).map(|file| self.cwd.join(file));
         self.token_directory().into_iter().chain(named).collect()
     }
 

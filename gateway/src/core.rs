@@ -169,7 +169,7 @@ impl Gateway {
     }
 
     /// Tells the clients of a listener from what this gateway started itself.
-    pub(crate) fn peers(&self, local: SocketAddr) -> Peers {
+    pub(crate) fn peers(&self, local: Option<SocketAddr>) -> Peers {
         Peers::new(local, self.core.spawner.clone())
     }
 

@@ -4,7 +4,9 @@ mod accept;
 mod carry;
 mod credential;
 mod host;
+mod socket;
 mod token;
+mod unix;
 
 pub use self::credential::{Credential, SecretTooShort, SignedBearer};
 pub(crate) use self::token::token_directory;
@@ -13,14 +15,17 @@ pub use self::token::token_path;
 use self::accept::{FRAME, MESSAGE, Serving, Upgraded};
 use self::carry::carry;
 use self::credential::Guard;
+use self::socket::Listener;
 use self::token::TokenFile;
 use crate::config::{Config, ExecServerRuntimePaths};
 use crate::core::{Gateway, StartError};
 use crate::link::Link;
 use crate::peer::Peers;
 use crate::stdio;
+use std::fmt;
 use std::io::{self, Write as _};
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
@@ -40,10 +45,12 @@ const STRAGGLERS: Duration = Duration::from_secs(1);
 const UPGRADES: usize = 16;
 
 /// Where to listen.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ListenUrl {
     /// WebSocket on a literal address; port 0 lets the system choose.
     WebSocket(SocketAddr),
+    /// WebSocket over a unix socket at an absolute path, in a directory that exists.
+    Unix(PathBuf),
     /// Standard input and output.
     Stdio,
 }
@@ -54,8 +61,11 @@ pub enum ExecServerListenUrlParseError {
     /// `ws://` with something that is no literal address and port.
     #[error("invalid websocket --listen URL `{0}`; expected `ws://IP:PORT`")]
     InvalidWebSocketListenUrl(String),
+    /// `unix:` with something that is no absolute path.
+    #[error("invalid unix --listen URL `{0}`; expected `unix:PATH` with an absolute path")]
+    InvalidUnixListenUrl(String),
     /// Another scheme.
-    #[error("unsupported --listen URL `{0}`; expected `ws://IP:PORT` or `stdio`")]
+    #[error("unsupported --listen URL `{0}`; expected `ws://IP:PORT` or `stdio`, or `unix:PATH`")]
     UnsupportedListenUrl(String),
 }
 
@@ -66,12 +76,29 @@ impl std::str::FromStr for ListenUrl {
         if matches!(url, "stdio" | "stdio://") {
             return Ok(Self::Stdio);
         }
+        if let Some(path) = url.strip_prefix("unix:") {
+            let path = Path::new(path.strip_prefix("//").unwrap_or(path));
+            return match path.is_absolute() && path.file_name().is_some() {
+                true => Ok(Self::Unix(path.to_owned())),
+                false => Err(ExecServerListenUrlParseError::InvalidUnixListenUrl(url.to_owned())),
+            };
+        }
         match url.strip_prefix("ws://") {
             Some(address) => address
                 .parse()
                 .map(Self::WebSocket)
                 .map_err(|_| ExecServerListenUrlParseError::InvalidWebSocketListenUrl(url.to_owned())),
             None => Err(ExecServerListenUrlParseError::UnsupportedListenUrl(url.to_owned())),
+        }
+    }
+}
+
+impl fmt::Display for ListenUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::WebSocket(address) => write!(f, "ws://{address}"),
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+            Self::Stdio => f.write_str("stdio"),
         }
     }
 }
@@ -87,6 +114,34 @@ pub enum ListenError {
         "listen on {0}: without a credential only loopback addresses are allowed; leave --insecure-no-auth out, or listen on 127.0.0.1 or [::1]"
     )]
     NotLoopback(SocketAddr),
+    /// Over a unix socket there is nothing to leave open.
+    #[error(
+        "listen on unix:{0}: --insecure-no-auth would open nothing, since the kernel itself says who connects to a unix socket, and only the server's own user and root are served; leave it out"
+    )]
+    NothingToOpen(PathBuf),
+    /// Whose connections those to a unix socket are cannot be told.
+    #[error(
+        "listen on unix:{path}: who connects cannot be told on this machine ({reason}), and processes that the gateway starts must not; offer sock_diag (CONFIG_UNIX_DIAG) and /proc to it, or listen on ws://127.0.0.1:0"
+    )]
+    Untold {
+        /// The socket.
+        path: PathBuf,
+        /// What the kernel does not answer.
+        reason: String,
+    },
+    /// A server listens there.
+    #[error(
+        "listen on unix:{path}: {} listens there already; stop it, or choose another path", server.map_or_else(|| "a server".to_owned(), |pid| format!("process {pid}"))
+    )]
+    Served {
+        /// The socket.
+        path: PathBuf,
+        /// The process that listens, if the kernel says so.
+        server: Option<i32>,
+    },
+    /// What is there is not ours to remove.
+    #[error("listen on unix:{0}: what is there is no socket; remove it, or choose another path")]
+    NoSocket(PathBuf),
     /// The system said no.
     #[error("{attempt}: {source}")]
     Io {
@@ -118,7 +173,7 @@ pub async fn serve(url: ListenUrl, config: Config) -> Result<(), ListenError> {
     let signals = stop_on_signals(stop.clone())?;
     let served = match url {
         ListenUrl::Stdio => serve_stdio(config, &stop).await,
-        ListenUrl::WebSocket(address) => serve_websocket(address, config, &stop).await,
+        url @ (ListenUrl::WebSocket(_) | ListenUrl::Unix(_)) => serve_websocket(url, config, &stop).await,
     };
     signals.abort();
     let _aborted = signals.await;
@@ -152,27 +207,23 @@ async fn serve_stdio(config: Config, stop: &CancellationToken) -> Result<(), Lis
     Ok(())
 }
 
-async fn serve_websocket(address: SocketAddr, config: Config, stop: &CancellationToken) -> Result<(), ListenError> {
-    if !address.ip().is_loopback() && matches!(config.credential, Credential::Insecure) {
-        return Err(ListenError::NotLoopback(address));
+async fn serve_websocket(url: ListenUrl, mut config: Config, stop: &CancellationToken) -> Result<(), ListenError> {
+    let (listener, url) = bind(url, &config).await?;
+    if let ListenUrl::Unix(path) = &url {
+        config.hidden.push(path.clone());
     }
-    let failed = |attempt: &str| {
-        let attempt = format!("{attempt} {address}");
-        move |source| ListenError::Io { attempt, source }
-    };
-    let listener = TcpListener::bind(address).await.map_err(failed("listen on"))?;
-    let local = listener.local_addr().map_err(failed("listen on"))?;
-    let (guard, token_files) = guard(&config, local)?;
+    let (guard, token_files) = guard(&config, &url)?;
     let (connections, hosts) = (config.connections, Arc::from(config.allowed_hosts.clone()));
     let clients_decide = config.ceiling.is_none();
     let gateway = Gateway::start(config).await?;
     let idled = gateway.idled();
-    let peers = gateway.peers(local);
-    warn(local, &guard, clients_decide, &peers);
+    let peers = gateway.peers(url.address());
+    warn(&url, &guard, clients_decide, &peers)?;
     let (upgrades, mut upgraded) = mpsc::channel(UPGRADES);
     let serving = Serving { upgrades, readiness: gateway.readiness(), peers, guard, hosts, stop: stop.clone() };
     let accepting = tokio::spawn(accept::run(listener, serving, connections));
-    writeln!(io::stdout(), "ws://{local}").map_err(failed("say on standard output where to reach"))?;
+    let said = writeln!(io::stdout(), "{url}");
+    said.map_err(|source| ListenError::Io { attempt: format!("say on standard output where to reach {url}"), source })?;
     let mut sockets = JoinSet::new();
     loop {
         tokio::select! {
@@ -199,10 +250,30 @@ async fn serve_websocket(address: SocketAddr, config: Config, stop: &Cancellatio
     Ok(())
 }
 
+/// Listens, and answers with the URL by which the listener is reached.
+async fn bind(url: ListenUrl, config: &Config) -> Result<(Listener, ListenUrl), ListenError> {
+    let is_open = matches!(config.credential, Credential::Insecure);
+    match url {
+        ListenUrl::Unix(path) if is_open => Err(ListenError::NothingToOpen(path)),
+        ListenUrl::Unix(path) => {
+            let (listener, file) = unix::bind(&path)?;
+            Ok((Listener::Unix(listener, file), ListenUrl::Unix(path)))
+        }
+        ListenUrl::WebSocket(address) if is_open && !address.ip().is_loopback() => Err(ListenError::NotLoopback(address)),
+        ListenUrl::WebSocket(address) => {
+            let failed = |source| ListenError::Io { attempt: format!("listen on {address}"), source };
+            let listener = TcpListener::bind(address).await.map_err(failed)?;
+            let local = listener.local_addr().map_err(failed)?;
+            Ok((Listener::Tcp(listener), ListenUrl::WebSocket(local)))
+        }
+        ListenUrl::Stdio => Err(ExecServerListenUrlParseError::UnsupportedListenUrl(url.to_string()).into()),
+    }
+}
+
 /// Gives an upgraded socket to the gateway.
 async fn begin(one: Upgraded, gateway: &Gateway, sockets: &mut JoinSet<()>) {
-    let Upgraded { socket, peer, place } = one;
-    let (link, end) = Link::pair(format!("websocket JSON-RPC message from exec-server websocket {peer}"), true);
+    let Upgraded { socket, ends, place } = one;
+    let (link, end) = Link::pair(format!("websocket JSON-RPC message from exec-server websocket {ends}"), true);
     sockets.spawn(async move {
         carry(socket, end).await;
         drop(place);
@@ -211,9 +282,11 @@ async fn begin(one: Upgraded, gateway: &Gateway, sockets: &mut JoinSet<()>) {
 }
 
 /// What clients have to show, and the files that say so to those who belong. The files go when they are dropped.
-fn guard(config: &Config, local: SocketAddr) -> Result<(Guard, Vec<TokenFile>), ListenError> {
+fn guard(config: &Config, url: &ListenUrl) -> Result<(Guard, Vec<TokenFile>), ListenError> {
     let file = match &config.credential {
         Credential::Insecure => return Ok((Guard::Open, Vec::new())),
+        // The kernel says who it is. A token is asked for only where the operator says so.
+        Credential::Generated { file: None } if url.address().is_none() => return Ok((Guard::Open, Vec::new())),
         Credential::Capability(digest) => return Ok((Guard::Token(*digest, None), Vec::new())),
         Credential::SignedBearer(rules) => return Ok((Guard::Signed(rules.clone()), Vec::new())),
         Credential::Generated { file } => file,
@@ -225,7 +298,8 @@ fn guard(config: &Config, local: SocketAddr) -> Result<(Guard, Vec<TokenFile>), 
         files.push(TokenFile::write(path.clone(), &token).map_err(failed)?);
     }
     // For clients of this user on this machine. That it cannot be written is no reason to serve nobody.
-    let found = config.token_directory().map(|directory| token::in_directory(&directory, local));
+    let found = config.token_directory().zip(url.address());
+    let found = found.map(|(directory, address)| token::in_directory(&directory, address));
     match found.map(|path| TokenFile::write_in_directory(path, &token)) {
         Some(Ok(file)) => files.push(file),
         Some(Err(error)) => tracing::warn!("clients of this user do not find the token by themselves: {error}"),
@@ -243,21 +317,37 @@ fn guard(config: &Config, local: SocketAddr) -> Result<(Guard, Vec<TokenFile>), 
 }
 
 /// Says what the operator should know of who may ask for what.
-fn warn(local: SocketAddr, guard: &Guard, clients_decide: bool, peers: &Peers) {
-    match (guard, clients_decide) {
-        (Guard::Open, true) => tracing::warn!(
-            "no operator's policy is set and clients give no credential: every program of this machine that reaches ws://{local} says itself what its requests may touch"
+fn warn(url: &ListenUrl, guard: &Guard, clients_decide: bool, peers: &Peers) -> Result<(), ListenError> {
+    match (guard, url, clients_decide) {
+        (Guard::Open, ListenUrl::WebSocket(_), true) => tracing::warn!(
+            "no operator's policy is set and clients give no credential: every program of this machine that reaches {url} says itself what its requests may touch"
         ),
-        (Guard::Open, false) => tracing::warn!(
-            "clients give no credential: within the operator's policy, every program of this machine that reaches ws://{local} says itself what its requests may touch"
+        (Guard::Open, ListenUrl::WebSocket(_), false) => tracing::warn!(
+            "clients give no credential: within the operator's policy, every program of this machine that reaches {url} says itself what its requests may touch"
         ),
-        (_, true) => tracing::warn!("no operator's policy is set: clients themselves say what their requests may touch"),
-        (_, false) => {}
+        (_, _, true) => tracing::warn!("no operator's policy is set: clients themselves say what their requests may touch"),
+        (_, _, false) => {}
     }
-    if let Err(reason) = peers.can_be_told() {
-        tracing::warn!(
-            "whose connection is whose cannot be told on this machine ({reason}): once a confined process with network was started, no new connection from this machine is served; offer sock_diag (CONFIG_INET_DIAG) and /proc to the gateway"
-        );
+    match (peers.can_be_told(), url) {
+        (Ok(()), _) => Ok(()),
+        // Here it is the credential itself: nobody at all could be served.
+        (Err(reason), ListenUrl::Unix(path)) => Err(ListenError::Untold { path: path.clone(), reason }),
+        (Err(reason), _) => {
+            tracing::warn!(
+                "whose connection is whose cannot be told on this machine ({reason}): once a confined process with network was started, no new connection from this machine is served; offer sock_diag (CONFIG_INET_DIAG) and /proc to the gateway"
+            );
+            Ok(())
+        }
+    }
+}
+
+impl ListenUrl {
+    /// The address that others dial; none of a unix socket or a stream.
+    fn address(&self) -> Option<SocketAddr> {
+        match self {
+            Self::WebSocket(address) => Some(*address),
+            Self::Unix(_) | Self::Stdio => None,
+        }
     }
 }
 
@@ -270,12 +360,20 @@ mod tests {
         let parse = |url: &str| url.parse::<ListenUrl>();
         assert_eq!(parse(DEFAULT_LISTEN_URL), Ok(ListenUrl::WebSocket(SocketAddr::from(([127, 0, 0, 1], 0)))));
         assert_eq!(parse("ws://[::1]:9"), Ok(ListenUrl::WebSocket("[::1]:9".parse().unwrap())));
+        for unix in ["unix:/run/x", "unix:///run/x"] {
+            assert_eq!(parse(unix), Ok(ListenUrl::Unix("/run/x".into())));
+        }
         assert_eq!(parse("stdio"), Ok(ListenUrl::Stdio));
         assert_eq!(parse("stdio://"), Ok(ListenUrl::Stdio));
         for (url, expect) in [
             ("ws://localhost:1", "invalid websocket --listen URL `ws://localhost:1`; expected `ws://IP:PORT`"),
             ("ws://127.0.0.1:1/x", "invalid websocket --listen URL `ws://127.0.0.1:1/x`; expected `ws://IP:PORT`"),
-            ("http://127.0.0.1:1", "unsupported --listen URL `http://127.0.0.1:1`; expected `ws://IP:PORT` or `stdio`"),
+            (
+                "http://127.0.0.1:1",
+                "unsupported --listen URL `http://127.0.0.1:1`; expected `ws://IP:PORT` or `stdio`, or `unix:PATH`",
+            ),
+            ("unix:run/x", "invalid unix --listen URL `unix:run/x`; expected `unix:PATH` with an absolute path"),
+            ("unix:/", "invalid unix --listen URL `unix:/`; expected `unix:PATH` with an absolute path"),
         ] {
             assert_eq!(parse(url).unwrap_err().to_string(), expect);
         }

@@ -34,3 +34,4 @@ mod shared_sessions;
 mod stdio;
 mod threats;
 mod tidy;
+mod unix_socket;
