@@ -17,6 +17,7 @@ use crate::session::{AttachError, Attachment, Command, Newcomer, SessionHandle, 
 use portcullis_protocol::environment::{EnvironmentInfo, EnvironmentStatus};
 use portcullis_protocol::fs::Empty;
 use portcullis_protocol::init::{InitializeParams, InitializeResult};
+use portcullis_protocol::limit::Scope;
 use portcullis_protocol::method::{Call, Decoded};
 use portcullis_protocol::process::StartParams;
 use portcullis_protocol::rpc::{self, Id, Message, RpcError, code};
@@ -25,7 +26,7 @@ use std::collections::VecDeque;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
@@ -45,7 +46,10 @@ const CONTROL: usize = 64;
 
 /// Serves one client until its link ends or the gateway closes.
 pub(crate) async fn run(core: Arc<Core>, link: Link, closing: CancellationToken) {
-    let Link { mut incoming, outgoing, mut answered, answers_pings, peer, resumable, doubt, handshake } = link;
+    let Link { mut incoming, outgoing, mut answered, answers_pings, peer, resumable, doubt, handshake, budget } = link;
+    budget.join(&core.room.incoming);
+    let replies = Budget::new(REPLY_BYTES);
+    replies.join(&core.room.replies);
     let handshake_ends = handshake.map(|time| (time, Instant::now() + time));
     let disk = Disk { blocking: Blocking::new(), deadline: core.config.fs_deadline };
     let slots = core.config.concurrent_requests.max(1);
@@ -68,8 +72,9 @@ pub(crate) async fn run(core: Arc<Core>, link: Link, closing: CancellationToken)
         waiting: VecDeque::new(),
         slots,
         disk,
-        replies: Budget::new(REPLY_BYTES),
+        replies,
         charge: None,
+        place: None,
     };
     loop {
         tokio::select! {
@@ -149,6 +154,8 @@ struct Connection {
     replies: Budget,
     /// The room of the message at hand, which goes with its call.
     charge: Option<Charge>,
+    /// The place of the call at hand among all that run.
+    place: Option<OwnedSemaphorePermit>,
 }
 
 impl Connection {
@@ -208,14 +215,30 @@ impl Connection {
         }
     }
 
-    /// One match over every call. An error is answered by the caller; everything else answers for itself.
+    /// Carries a call out, in a place among those that all connections have.
     async fn route(&mut self, id: Id, call: Call) -> Result<(), RpcError> {
+        if !is_control(&call) {
+            let place = Arc::clone(&self.core.room.calls).try_acquire_owned();
+            self.place = Some(place.map_err(|_full| {
+                let text =
+                    format!("{}: at most {} calls run on this server; send it again", call.method(), self.core.config.calls);
+                reply::limit(text, "max-calls", self.core.config.calls, Scope::Server)
+            })?);
+        }
+        let routed = self.dispatch(id, call).await;
+        self.place = None;
+        routed
+    }
+
+    /// One match over every call. An error is answered by the caller; everything else answers for itself.
+    async fn dispatch(&mut self, id: Id, call: Call) -> Result<(), RpcError> {
         match call {
             Call::Initialize(params) => self.initialize(id, params).await,
             Call::EnvironmentInfo(params) => {
                 let enforcement = params.enforcement.then(|| Box::new(self.core.enforcement.clone()));
                 let extensions = params.extensions.then(|| Box::new(environment::extensions(&self.core.config)));
-                self.answer(&id, &EnvironmentInfo { enforcement, extensions, ..self.core.environment.clone() }).await
+                let limits = params.limits.then(|| environment::limits(&self.core.config));
+                self.answer(&id, &EnvironmentInfo { enforcement, extensions, limits, ..self.core.environment.clone() }).await
             }
             Call::EnvironmentStatus => self.answer(&id, &EnvironmentStatus { status: "ready".to_owned() }).await,
             Call::ProcessStart(params) => self.start(id, params).await,
@@ -296,9 +319,9 @@ impl Connection {
         command: impl FnOnce(oneshot::Sender<Result<T, RpcError>>) -> Command,
     ) -> Result<(), RpcError> {
         let answer = self.command(command).await?;
-        let (charge, outgoing, replies) = (self.charge.take(), self.outgoing.clone(), self.replies.clone());
+        let (held, outgoing, replies) = (self.held(), self.outgoing.clone(), self.replies.clone());
         self.inputs.spawn(async move {
-            let _room_of_the_message = charge;
+            let _room_and_place = held;
             carry_out(id.clone(), outgoing, replies, answered(id, answer)).await;
         });
         Ok(())
@@ -328,12 +351,17 @@ impl Connection {
 
     /// Runs a call in a slot.
     fn run(&mut self, id: Id, call: impl Future<Output = Result<Answer, RpcError>> + Send + 'static) {
-        let charge = self.charge.take();
+        let held = self.held();
         let answered = carry_out(id, self.outgoing.clone(), self.replies.clone(), call);
         self.calls.spawn(async move {
-            let _room_of_the_message = charge;
+            let _room_and_place = held;
             answered.await;
         });
+    }
+
+    /// What the call at hand holds until it is answered.
+    fn held(&mut self) -> (Option<Charge>, Option<OwnedSemaphorePermit>) {
+        (self.charge.take(), self.place.take())
     }
 
     async fn answer(&self, id: &Id, result: &impl Serialize) -> Result<(), RpcError> {

@@ -13,6 +13,7 @@ pub mod event;
 pub mod fs;
 pub mod helper;
 pub mod init;
+pub mod limit;
 pub mod logged;
 pub mod method;
 pub mod path;
