@@ -28,7 +28,7 @@ pub(crate) enum Command {
 
 #[derive(Debug, Args)]
 pub(crate) struct Serve {
-    /// Where to listen: ws://IP:PORT (port 0 lets the system choose), unix:PATH (for the server's own user and root), or stdio.
+    /// Where to listen: ws://IP:PORT (port 0 lets the system choose), wss://IP:PORT, unix:PATH (for the server's own user and root), or stdio.
     #[arg(long, value_name = "URL", default_value = DEFAULT_LISTEN_URL)]
     pub(crate) listen: String,
     #[command(flatten)]
@@ -65,7 +65,7 @@ pub(crate) struct Auth {
     #[arg(long, value_name = "FILE", conflicts_with = "ws_auth")]
     pub(crate) token_file: Option<PathBuf>,
     /// Ask clients for nothing: every program that reaches the port is served. On loopback addresses only.
-    #[arg(long, conflicts_with_all = ["token_file", "ws_auth"])]
+    #[arg(long, conflicts_with_all = ["token_file", "ws_auth", "tls_client_ca"])]
     pub(crate) insecure_no_auth: bool,
     /// Ask for a token that is known from elsewhere: one token, or any that was signed with a shared secret (JWT, HS256).
     #[arg(long, value_name = "KIND", value_enum)]
@@ -88,6 +88,16 @@ pub(crate) struct Auth {
     /// With signed-bearer-token: how far the clocks may be apart; 30.
     #[arg(long, value_name = "SECONDS", requires = "ws_auth", value_parser = clap::value_parser!(u64).range(0..=3600))]
     pub(crate) ws_max_clock_skew_seconds: Option<u64>,
+    /// Speak TLS, and show this chain of certificates (PEM), the server's own first.
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    pub(crate) tls_cert: Option<PathBuf>,
+    /// The key of --tls-cert (PEM).
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub(crate) tls_key: Option<PathBuf>,
+    /// Serve only clients that show a certificate which descends from one of these (PEM). It is their credential: a token is asked for
+    /// in addition only with --token-file or --ws-auth.
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub(crate) tls_client_ca: Option<PathBuf>,
 }
 
 /// Kinds of tokens.
@@ -114,12 +124,21 @@ pub(crate) struct Exec {
     /// read-only, workspace-write, workspace-write-network, full-access, or a policy file (*.toml).
     #[arg(long, value_name = "NAME|FILE", default_value = "workspace-write")]
     pub(crate) policy: String,
-    /// A running server, ws://HOST:PORT or unix:PATH; without it a gateway is started for this one command.
+    /// A running server, ws://HOST:PORT, wss://HOST:PORT or unix:PATH; without it a gateway is started for this one command.
     #[arg(long, value_name = "URL", conflicts_with = "allow_unprotected_metadata")]
     pub(crate) url: Option<String>,
     /// A file with the token that the running server asks for. Without it that of a server of this user on this machine is found.
     #[arg(long, value_name = "FILE", requires = "url")]
     pub(crate) token_file: Option<PathBuf>,
+    /// With wss://: believe servers whose certificate descends from one of these (PEM).
+    #[arg(long, value_name = "FILE", requires = "url")]
+    pub(crate) tls_ca: Option<PathBuf>,
+    /// With wss://: show this chain of certificates (PEM), where the server asks for one.
+    #[arg(long, value_name = "FILE", requires_all = ["tls_ca", "tls_key"])]
+    pub(crate) tls_cert: Option<PathBuf>,
+    /// The key of --tls-cert (PEM).
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub(crate) tls_key: Option<PathBuf>,
     /// As of `serve`, for the gateway that is started.
     #[arg(long)]
     pub(crate) allow_unprotected_metadata: bool,

@@ -1,7 +1,7 @@
 //! What `serve` asks of its clients, from its flags.
 
 use crate::Failure;
-use crate::args::{Auth, WsAuth};
+use crate::args::{Auth, Exec, WsAuth};
 use portcullis::client::Token;
 use portcullis::{Credential, SignedBearer, token_path};
 use std::ffi::OsStr;
@@ -42,9 +42,23 @@ pub(crate) fn from_flags(flags: &Auth) -> Result<Credential, Failure> {
 
 /// The files that these flags name and whose readers could get in, or pretend to be others.
 pub(crate) fn files(flags: &Auth) -> Vec<PathBuf> {
-    let files = [&flags.ws_token_file, &flags.ws_shared_secret_file].into_iter().flatten();
-    // A shell's `<(…)` is a descriptor of this process, which nobody inherits.
-    files.filter(|file| !file.starts_with("/dev") && !file.starts_with("/proc")).cloned().collect()
+    [&flags.ws_token_file, &flags.ws_shared_secret_file].into_iter().flatten().cloned().collect()
+}
+
+/// What a listener shows its clients.
+pub(crate) fn tls(flags: &Auth) -> Result<Option<portcullis::Tls>, Failure> {
+    let Some((certificate, key)) = flags.tls_cert.as_ref().zip(flags.tls_key.as_ref()) else { return Ok(None) };
+    Ok(Some(portcullis::Tls::from_files(certificate, key, flags.tls_client_ca.as_deref())?))
+}
+
+/// Whom to believe at a URL, and what to show there.
+pub(crate) fn client_tls(options: &Exec) -> Result<Option<portcullis::client::Tls>, Failure> {
+    let Some(ca) = &options.tls_ca else { return Ok(None) };
+    if options.url.as_ref().is_some_and(|url| !url.starts_with("wss://")) {
+        return Err("--tls-ca is for wss:// URLs, and does nothing with this one".into());
+    }
+    let own = options.tls_cert.as_deref().zip(options.tls_key.as_deref());
+    Ok(Some(portcullis::client::Tls::from_files(ca, own)?))
 }
 
 /// A flag that would change nothing is one that its author is mistaken about, and who is mistaken about who may connect must hear
@@ -90,7 +104,7 @@ pub(crate) fn of_server(url: &str, file: Option<&Path>) -> Result<(String, Optio
 
 /// The file with the token for a URL, and the URL with the address that the file is for.
 fn found(url: &str, runtime: Option<&OsStr>, home: Option<&OsStr>) -> Option<(String, PathBuf)> {
-    let rest = url.strip_prefix("ws://")?;
+    let (scheme, rest) = url.split_once("://").filter(|(scheme, _)| matches!(*scheme, "ws" | "wss"))?;
     let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
     let addresses = match authority.strip_prefix("localhost:") {
         Some(port) => {
@@ -101,7 +115,10 @@ fn found(url: &str, runtime: Option<&OsStr>, home: Option<&OsStr>) -> Option<(St
     };
     let of_this_machine = addresses.into_iter().filter(|address| address.ip().is_loopback());
     let mut files = of_this_machine.filter_map(|address| Some((address, token_path(runtime, home, address)?)));
-    files.find(|(_, file)| file.exists()).map(|(address, file)| (format!("ws://{address}{path}"), file))
+    let (address, file) = files.find(|(_, file)| file.exists())?;
+    // Over TLS the name stays, since the certificate is for it, and proves that it is not somebody else's server.
+    let dialled = if scheme == "wss" { url.to_owned() } else { format!("ws://{address}{path}") };
+    Some((dialled, file))
 }
 
 /// A file's text without the blanks around it.
@@ -160,7 +177,10 @@ mod tests {
             ("ws://localhost:7@evil.example", None),
             ("ws://localhost.evil.example:7", None),
             ("ws://127.0.0.1:7@evil.example", None),
-            ("wss://127.0.0.1:7", None),
+            ("http://127.0.0.1:7", None),
+            // A certificate is for the name that was dialled.
+            ("wss://127.0.0.1:7", Some(("wss://127.0.0.1:7", "127.0.0.1:7"))),
+            ("wss://localhost:9/", Some(("wss://localhost:9/", "[::1]:9"))),
         ] {
             let expect = expect.map(|(url, name)| (url.to_owned(), directory.join(format!("{name}.token"))));
             assert_eq!(found(url, Some(place.path().as_os_str()), None), expect, "{url}");

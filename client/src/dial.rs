@@ -2,10 +2,11 @@
 
 use crate::options::Token;
 use crate::task::Transport;
+use crate::tls::Tls;
 use futures_util::{SinkExt as _, StreamExt as _};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::UnixStream;
+use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout_at};
@@ -29,6 +30,7 @@ const MESSAGE: usize = 768 << 20;
 pub(crate) async fn websocket(
     url: &str,
     token: Option<&Token>,
+    tls: Option<&Tls>,
     silence: Option<Duration>,
 ) -> Result<(Transport, JoinHandle<String>), String> {
     let config = WebSocketConfig::default().max_message_size(Some(MESSAGE)).max_frame_size(Some(MESSAGE));
@@ -40,7 +42,21 @@ pub(crate) async fn websocket(
         let (socket, _response) = connecting.await.map_err(|error| refusal(&error))?;
         return Ok(carry(socket, silence));
     }
-    let connecting = tokio_tungstenite::connect_async_with_config(request(url, token)?, Some(config), true);
+    let request = request(url, token)?;
+    if request.uri().scheme_str() == Some("wss") {
+        let tls =
+            tls.ok_or("nobody is believed yet: name the certificates that the server's own descends from (--tls-ca FILE)")?;
+        let host = request.uri().host().ok_or("it has no host")?.to_owned();
+        let port = request.uri().port_u16().unwrap_or(443);
+        let stream = TcpStream::connect(format!("{host}:{port}")).await.map_err(|error| error.to_string())?;
+        // Without this a call waits 40 ms for the server's delayed acknowledgement of the one before it.
+        stream.set_nodelay(true).map_err(|error| error.to_string())?;
+        let stream = tls.connect(&host, stream).await?;
+        let connecting = tokio_tungstenite::client_async_with_config(request, stream, Some(config));
+        let (socket, _response) = connecting.await.map_err(|error| refusal(&error))?;
+        return Ok(carry(socket, silence));
+    }
+    let connecting = tokio_tungstenite::connect_async_with_config(request, Some(config), true);
     let (socket, _response) = connecting.await.map_err(|error| refusal(&error))?;
     Ok(carry(socket, silence))
 }
@@ -119,7 +135,13 @@ fn refusal(error: &Error) -> String {
             let said = response.body().as_deref().map(String::from_utf8_lossy).unwrap_or_default();
             format!("{error}: {}", said.trim())
         }
-        other => other.to_string(),
+        other => match other.to_string() {
+            // Before TLS 1.3 the handshake itself fails; since then a server says so afterwards.
+            text if text.contains("CertificateRequired") => {
+                format!("{text}: the server asks for a certificate (--tls-cert and --tls-key)")
+            }
+            text => text,
+        },
     }
 }
 

@@ -1,6 +1,6 @@
 //! What the operator decides. The environment is read here and nowhere else.
 
-use crate::listen::{Credential, token_directory};
+use crate::listen::{Credential, Tls, token_directory};
 use portcullis_sandbox::policy::Policy;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -49,6 +49,8 @@ pub struct Config {
     pub session_spool_bytes: u64,
     /// What a listener asks of its clients.
     pub credential: Credential,
+    /// What a listener on an address shows its clients; none: no TLS.
+    pub tls: Option<Tls>,
     /// Sockets of clients at a time, from accept to close; more are refused with status 503. At least 1.
     pub connections: usize,
     /// Sessions at a time, detached ones included. At least 1.
@@ -98,6 +100,7 @@ impl Config {
             retention: Duration::from_secs(90),
             idle_exit: None,
             credential: Credential::default(),
+            tls: None,
             connections: 4096,
             sessions: 8192,
             calls: 65_536,
@@ -123,7 +126,10 @@ impl Config {
             Credential::Generated { file } => file.clone(),
             Credential::Capability(_) | Credential::SignedBearer(_) | Credential::Insecure => None,
         };
-        let named = named.iter().chain(&self.hidden).map(|file| self.cwd.join(file));
+        let key = self.tls.as_ref().map(Tls::key);
+        let named = named.iter().chain(&self.hidden).map(PathBuf::as_path).chain(key);
+        // A shell's `<(…)` is a descriptor of this process, which nobody inherits.
+        let named = named.filter(|file| !file.starts_with("/dev") && !file.starts_with("/proc")).map(|file| self.cwd.join(file));
         self.token_directory().into_iter().chain(named).collect()
     }
 

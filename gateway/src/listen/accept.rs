@@ -7,6 +7,7 @@
 use super::credential::Guard;
 use super::host;
 use super::socket::{Listener, Socket};
+use super::tls;
 use crate::core::Readiness;
 use crate::peer::{Ends, Peers};
 use axum::Router;
@@ -21,6 +22,7 @@ use axum::routing::{any, get};
 use futures_util::FutureExt as _;
 use hyper_util::rt::TokioIo;
 use std::convert::Infallible;
+use std::error::Error;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -106,9 +108,14 @@ async fn serve(socket: Socket, arrival: Arrival, app: Router) {
     let ends = arrival.ends.clone();
     let served = async {
         match socket {
-            Socket::Tcp(socket) => answer(socket, arrival, app).await,
-            Socket::Unix(socket) => answer(socket, arrival, app).await,
+            Socket::Tcp(socket) => answer(socket, arrival, app).await?,
+            Socket::Unix(socket) => answer(socket, arrival, app).await?,
+            Socket::Tls(socket, acceptor) if tls::begins_with_tls(&socket).await? => {
+                answer(acceptor.accept(socket).await?, arrival, app).await?;
+            }
+            Socket::Tls(socket, _acceptor) => tls::refuse_plain(socket).await?,
         }
+        Ok::<(), Box<dyn Error + Send + Sync>>(())
     };
     // It ends with the upgrade, so what follows that has time.
     match timeout(DEADLINE, served).await {

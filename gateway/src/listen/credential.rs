@@ -16,7 +16,8 @@ const SHORTEST_SECRET: usize = 32;
 /// What a listener asks of its clients.
 #[derive(Debug, Clone)]
 pub enum Credential {
-    /// A token that is made at the start.
+    /// A token that is made at the start. On a unix socket, and where clients show certificates ([`crate::Tls`]), only if `file` is
+    /// given: there it is known who they are.
     Generated {
         /// Where it goes, with mode 0600; none: it is said on standard error. In either case it goes also to where
         /// [`crate::token_path`] says, so that clients of the same user on this machine find it.
@@ -26,7 +27,7 @@ pub enum Credential {
     Capability([u8; 32]),
     /// Tokens that somebody signed who shares a secret with the server.
     SignedBearer(SignedBearer),
-    /// Nothing: every program that reaches the port is served. On loopback only.
+    /// Nothing: every program that reaches the port is served. On loopback only, and not on unix sockets.
     Insecure,
 }
 
@@ -89,6 +90,8 @@ impl fmt::Debug for SignedBearer {
 #[derive(Debug, Clone)]
 pub(super) enum Guard {
     Open,
+    /// The socket itself shows who it is: to the kernel, or by a certificate.
+    Known,
     /// The digest, and what a client is told that has no token.
     Token([u8; 32], Option<String>),
     Signed(SignedBearer),
@@ -99,15 +102,15 @@ impl Guard {
     pub(super) fn admit(&self, headers: &HeaderMap) -> Result<(), String> {
         let hint = |text: &str| match self {
             Self::Token(_, Some(hint)) => format!("{text}: {hint}"),
-            Self::Open | Self::Token(_, None) | Self::Signed(_) => text.to_owned(),
+            Self::Open | Self::Known | Self::Token(_, None) | Self::Signed(_) => text.to_owned(),
         };
-        if matches!(self, Self::Open) {
+        if matches!(self, Self::Open | Self::Known) {
             return Ok(());
         }
         let Some(value) = headers.get(header::AUTHORIZATION) else { return Err(hint("missing websocket bearer token")) };
         let token = value.to_str().ok().and_then(bearer).ok_or_else(|| hint("invalid authorization header"))?;
         match self {
-            Self::Open => Ok(()),
+            Self::Open | Self::Known => Ok(()),
             Self::Token(digest, _) if bool::from(digest_of(token).ct_eq(digest)) => Ok(()),
             Self::Token(..) => Err(hint("invalid websocket bearer token")),
             Self::Signed(rules) => rules.check(token).map_err(str::to_owned),

@@ -5,19 +5,21 @@ use crate::peer::Ends;
 use rustix::fs::fstat;
 use std::io;
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio_rustls::TlsAcceptor;
 
 /// Where clients arrive.
-#[derive(Debug)]
 pub(super) enum Listener {
     Tcp(TcpListener),
+    Tls(TcpListener, TlsAcceptor),
     /// With the name by which it is reached, which lives for as long.
     Unix(UnixListener, SocketFile),
 }
 
 /// A client's socket before anything was said.
-#[derive(Debug)]
 pub(super) enum Socket {
     Tcp(TcpStream),
+    /// Nobody has shaken hands yet.
+    Tls(TcpStream, TlsAcceptor),
     Unix(UnixStream),
 }
 
@@ -25,14 +27,9 @@ impl Listener {
     /// The next client, and whose it is as far as its socket says.
     pub(super) async fn accept(&self) -> io::Result<(Socket, Ends)> {
         match self {
-            Self::Tcp(listener) => {
-                let (socket, peer) = listener.accept().await?;
-                // Without this a reply and the notification behind it wait 40 ms for the client's delayed acknowledgement.
-                if let Err(error) = socket.set_nodelay(true) {
-                    tracing::debug!("TCP_NODELAY: {error}");
-                }
-                let local = socket.local_addr().map_err(of_one_client)?;
-                Ok((Socket::Tcp(socket), Ends::Tcp { peer, local }))
+            Self::Tcp(listener) => accept_tcp(listener).await.map(|(socket, ends)| (Socket::Tcp(socket), ends)),
+            Self::Tls(listener, acceptor) => {
+                accept_tcp(listener).await.map(|(socket, ends)| (Socket::Tls(socket, acceptor.clone()), ends))
             }
             Self::Unix(listener, _file) => {
                 let (socket, _nameless) = listener.accept().await?;
@@ -45,12 +42,23 @@ impl Listener {
     }
 }
 
+async fn accept_tcp(listener: &TcpListener) -> io::Result<(TcpStream, Ends)> {
+    let (socket, peer) = listener.accept().await?;
+    // Without this a reply and the notification behind it wait 40 ms for the client's delayed acknowledgement.
+    if let Err(error) = socket.set_nodelay(true) {
+        tracing::debug!("TCP_NODELAY: {error}");
+    }
+    let local = socket.local_addr().map_err(of_one_client)?;
+    Ok((socket, Ends::Tcp { peer, local }))
+}
+
 impl Socket {
-    /// Sends what fits at once.
+    /// Sends what fits at once; nothing to who did not shake hands.
     pub(super) fn try_write(&self, bytes: &[u8]) {
         let _socket_gone = match self {
             Self::Tcp(socket) => socket.try_write(bytes),
             Self::Unix(socket) => socket.try_write(bytes),
+            Self::Tls(..) => Ok(0),
         };
     }
 }

@@ -35,4 +35,5 @@ mod shared_sessions;
 mod stdio;
 mod threats;
 mod tidy;
+mod tls;
 mod unix_socket;
