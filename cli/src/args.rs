@@ -21,6 +21,9 @@ pub(crate) enum Command {
     Exec(Exec),
     /// Say what a policy allows of paths, why, and what would allow more. Nothing is confined, opened or changed.
     Explain(Explain),
+    /// Print a token for `serve --ws-auth signed-bearer-token` that is valid for a while. With --policy or --method it opens less than
+    /// everything.
+    Token(Token),
     /// Say what can be enforced here, what not and why, and what each named policy would get. Its status is 0 if processes can
     /// be confined and given something to write to, otherwise 1.
     Doctor(Doctor),
@@ -152,6 +155,32 @@ pub(crate) struct Exec {
     /// The command and its arguments.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
     pub(crate) command: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Token {
+    /// The file that holds the secret which the server shares, at least 32 bytes.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) secret_file: PathBuf,
+    /// For how many seconds it is valid. A connection whose token says less than everything ends then.
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=31_536_000))]
+    pub(crate) expires: u64,
+    /// What no request over its connections may exceed: read-only, workspace-write, workspace-write-network, full-access, or a policy
+    /// file (*.toml).
+    #[arg(long, value_name = "NAME|FILE")]
+    pub(crate) policy: Option<String>,
+    /// A directory that is the workspace of --policy; may be repeated.
+    #[arg(long, value_name = "DIR", requires = "policy")]
+    pub(crate) workspace: Vec<PathBuf>,
+    /// A method that may be called, as process/start or fs/*; may be repeated. Without it all may.
+    #[arg(long, value_name = "METHOD")]
+    pub(crate) method: Vec<String>,
+    /// What the server asks for with --ws-issuer.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) issuer: Option<String>,
+    /// What the server asks for with --ws-audience.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) audience: Option<String>,
 }
 
 #[derive(Debug, Args)]

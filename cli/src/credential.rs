@@ -28,8 +28,7 @@ pub(crate) fn from_flags(flags: &Auth) -> Result<Credential, Failure> {
         Some(WsAuth::SignedBearerToken) => {
             let file = flags.ws_shared_secret_file.as_deref();
             let file = file.ok_or("--ws-auth signed-bearer-token needs --ws-shared-secret-file")?;
-            let secret = read(file, "--ws-shared-secret-file")?.into_bytes();
-            let mut rules = SignedBearer::new(secret).map_err(|error| format!("{}: {error}", file.display()))?;
+            let mut rules = signed_bearer(file, "--ws-shared-secret-file")?;
             rules.issuer.clone_from(&flags.ws_issuer);
             rules.audience.clone_from(&flags.ws_audience);
             if let Some(seconds) = flags.ws_max_clock_skew_seconds {
@@ -38,6 +37,12 @@ pub(crate) fn from_flags(flags: &Auth) -> Result<Credential, Failure> {
             Ok(Credential::SignedBearer(rules))
         }
     }
+}
+
+/// Rules of tokens that are signed with the secret in a file.
+pub(crate) fn signed_bearer(file: &Path, flag: &str) -> Result<SignedBearer, Failure> {
+    let secret = read(file, flag)?.into_bytes();
+    SignedBearer::new(secret).map_err(|error| format!("{}: {error}", file.display()).into())
 }
 
 /// The files that these flags name and whose readers could get in, or pretend to be others.

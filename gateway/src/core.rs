@@ -12,6 +12,7 @@ use crate::policies::{Ceiling, Policies};
 use crate::process::launch;
 use crate::registry::Registry;
 use crate::reply;
+use crate::scope::Digest;
 use crate::session::{self, Command, Places, SessionConfig, SessionHandle, SpoolLimits, Turn};
 use portcullis_protocol::environment::{Enforcement, EnvironmentInfo};
 use portcullis_protocol::helper::{HIDDEN_FLAG, NamespaceLayer};
@@ -218,8 +219,8 @@ impl Gateway {
 }
 
 impl Core {
-    /// Makes a session and gives its task to the owner.
-    pub(crate) async fn new_session(&self) -> Result<SessionHandle, RpcError> {
+    /// Makes a session for clients of a scope and gives its task to the owner.
+    pub(crate) async fn new_session(&self, scope: Option<Digest>) -> Result<SessionHandle, RpcError> {
         let place = Arc::clone(&self.room.sessions).try_acquire_owned().map_err(|_full| {
             let text = format!(
                 "initialize: at most {} sessions are kept on this server, detached ones included; resume one, or try again later",
@@ -228,6 +229,7 @@ impl Core {
             reply::limit(text, "max-sessions", self.config.sessions, Scope::Server)
         })?;
         let config = SessionConfig {
+            scope,
             most_processes: self.config.session_processes,
             processes: Places { free: Arc::clone(&self.room.processes), all: self.config.processes },
             retention: self.config.retention,

@@ -11,7 +11,7 @@ mod token;
 mod unix;
 mod url;
 
-pub use self::credential::{Credential, SecretTooShort, SignedBearer};
+pub use self::credential::{Credential, SecretTooShort, SignError, SignedBearer};
 pub use self::error::ListenError;
 pub use self::tls::{Tls, TlsError};
 pub(crate) use self::token::token_directory;
@@ -20,7 +20,7 @@ pub use self::url::{ExecServerListenUrlParseError, ListenUrl};
 
 use self::accept::{FRAME, MESSAGE, Serving, Upgraded};
 use self::carry::carry;
-use self::credential::Guard;
+use self::credential::{Ground, Guard};
 use self::socket::Listener;
 use self::token::TokenFile;
 use crate::config::{Config, ExecServerRuntimePaths};
@@ -28,6 +28,8 @@ use crate::core::Gateway;
 use crate::link::Link;
 use crate::peer::Peers;
 use crate::stdio;
+use portcullis_protocol::path::AbsolutePath;
+use portcullis_sandbox::resolve::Machine;
 use std::io::{self, Write as _};
 use std::sync::Arc;
 use std::time::Duration;
@@ -173,13 +175,13 @@ async fn bind(url: ListenUrl, config: &Config) -> Result<(Listener, ListenUrl), 
 
 /// Gives an upgraded socket to the gateway.
 async fn begin(one: Upgraded, gateway: &Gateway, sockets: &mut JoinSet<()>) {
-    let Upgraded { socket, ends, place } = one;
+    let Upgraded { socket, ends, admitted, place } = one;
     let (link, end) = Link::pair(format!("websocket JSON-RPC message from exec-server websocket {ends}"), true);
     sockets.spawn(async move {
         carry(socket, end).await;
         drop(place);
     });
-    gateway.accept(Link { handshake: Some(HANDSHAKE), ..link.answering_pings() }).await;
+    gateway.accept(Link { handshake: Some(HANDSHAKE), scope: admitted.scope, ..link.answering_pings() }).await;
 }
 
 /// What clients have to show, and the files that say so to those who belong. The files go when they are dropped.
@@ -191,7 +193,7 @@ fn guard(config: &Config, url: &ListenUrl) -> Result<(Guard, Vec<TokenFile>), Li
             return Ok((Guard::Known, Vec::new()));
         }
         Credential::Capability(digest) => return Ok((Guard::Token(*digest, None), Vec::new())),
-        Credential::SignedBearer(rules) => return Ok((Guard::Signed(rules.clone()), Vec::new())),
+        Credential::SignedBearer(rules) => return Ok((Guard::Signed(rules.clone(), ground(config)), Vec::new())),
         Credential::Generated { file } => file,
     };
     let token = token::make().map_err(|source| ListenError::Io { attempt: "make a token".to_owned(), source })?;
@@ -217,6 +219,12 @@ fn guard(config: &Config, url: &ListenUrl) -> Result<(Guard, Vec<TokenFile>), Li
     }
     let hint = format!("send `Authorization: Bearer TOKEN`; the server put its token {place}");
     Ok((Guard::Token(credential::digest_of(&token), Some(hint)), files))
+}
+
+/// Where the policies of tokens are to hold: on this machine, with the home of the server's user.
+fn ground(config: &Config) -> Ground {
+    let home = config.variable("HOME").and_then(|home| AbsolutePath::new(home).ok());
+    Ground { machine: Machine::here(config.variable("TMPDIR")), home }
 }
 
 /// Says what the operator should know of who may ask for what.

@@ -4,7 +4,7 @@
 //! the server stops, what is still in line is answered with 503 before the listener is closed, so that nobody is accepted and
 //! then dropped without a word.
 
-use super::credential::Guard;
+use super::credential::{Admitted, Guard};
 use super::host;
 use super::socket::{Listener, Socket};
 use super::tls;
@@ -65,6 +65,7 @@ pub(super) struct Serving {
 pub(super) struct Upgraded {
     pub(super) socket: WebSocket,
     pub(super) ends: Ends,
+    pub(super) admitted: Admitted,
     pub(super) place: Arc<OwnedSemaphorePermit>,
 }
 
@@ -190,9 +191,10 @@ async fn upgrade(
     headers: HeaderMap,
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Response {
-    if let Err(text) = serving.guard.admit(&headers) {
-        return (StatusCode::UNAUTHORIZED, text).into_response();
-    }
+    let admitted = match serving.guard.admit(&headers) {
+        Ok(admitted) => admitted,
+        Err(text) => return (StatusCode::UNAUTHORIZED, text).into_response(),
+    };
     let upgrade = match upgrade {
         Ok(upgrade) => upgrade,
         Err(refusal) => return refusal.into_response(),
@@ -205,7 +207,7 @@ async fn upgrade(
     }
     let upgrade = upgrade.max_frame_size(FRAME).max_message_size(MESSAGE).read_buffer_size(READ_BUFFER);
     upgrade.on_upgrade(move |socket| async move {
-        let _shutting_down = serving.upgrades.send(Upgraded { socket, ends, place }).await;
+        let _shutting_down = serving.upgrades.send(Upgraded { socket, ends, admitted, place }).await;
     })
 }
 

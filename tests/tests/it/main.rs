@@ -30,6 +30,7 @@ mod processes;
 mod races;
 mod sandboxed_files;
 mod sandboxed_processes;
+mod scopes;
 mod sessions;
 mod shared_sessions;
 mod stdio;
