@@ -56,6 +56,12 @@ impl TokenScope {
         machine: &Machine,
         home: Option<&AbsolutePath>,
     ) -> Result<Self, String> {
+        // However its members are ordered and spaced.
+        let canonical: Value = serde_json::from_str(claim).map_err(|error| error.to_string())?;
+        // A list would be taken for the members in their order.
+        if !canonical.is_object() {
+            return Err("it is no object".to_owned());
+        }
         let Claim { policy, workspace, methods } = serde_json::from_str(claim).map_err(|error| error.to_string())?;
         let policy = match policy {
             Some(policy) => resolved(policy.get(), workspace.as_deref().unwrap_or_default(), machine, home)?,
@@ -65,8 +71,6 @@ impl TokenScope {
         if let Some(wrong) = methods.iter().flatten().find(|pattern| !is_pattern(pattern)) {
             return Err(format!("`{wrong}` is no method: write `FAMILY/NAME`, or `FAMILY/*` for all of a family"));
         }
-        // However its members were ordered and spaced.
-        let canonical: Value = serde_json::from_str(claim).map_err(|error| error.to_string())?;
         Ok(Self { policy, methods, digest: Sha256::digest(canonical.to_string()).into(), expires })
     }
 
@@ -151,6 +155,7 @@ mod tests {
             json!(null),
             json!("read-only"),
             json!([]),
+            json!(["read-only", null, []]),
             json!({"polcy": "read-only"}),
             json!({"policy": "read-only", "more": 1}),
             json!({"policy": null}),

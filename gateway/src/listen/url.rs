@@ -27,7 +27,7 @@ pub enum ExecServerListenUrlParseError {
     #[error("invalid unix --listen URL `{0}`; expected `unix:PATH` with an absolute path")]
     InvalidUnixListenUrl(String),
     /// Another scheme.
-    #[error("unsupported --listen URL `{0}`; expected `ws://IP:PORT` or `stdio`, or `unix:PATH`")]
+    #[error("unsupported --listen URL `{0}`; expected `ws://IP:PORT` or `stdio`, or `wss://IP:PORT` or `unix:PATH`")]
     UnsupportedListenUrl(String),
 }
 
@@ -98,7 +98,7 @@ mod tests {
             ("ws://127.0.0.1:1/x", "invalid websocket --listen URL `ws://127.0.0.1:1/x`; expected `ws://IP:PORT`"),
             (
                 "http://127.0.0.1:1",
-                "unsupported --listen URL `http://127.0.0.1:1`; expected `ws://IP:PORT` or `stdio`, or `unix:PATH`",
+                "unsupported --listen URL `http://127.0.0.1:1`; expected `ws://IP:PORT` or `stdio`, or `wss://IP:PORT` or `unix:PATH`",
             ),
             ("unix:run/x", "invalid unix --listen URL `unix:run/x`; expected `unix:PATH` with an absolute path"),
             ("unix:/", "invalid unix --listen URL `unix:/`; expected `unix:PATH` with an absolute path"),
