@@ -12,6 +12,7 @@ use crate::policies::{Ceiling, Policies};
 use crate::process::launch;
 use crate::registry::Registry;
 use crate::reply;
+use crate::scope::Digest;
 use crate::session::{self, Command, Places, SessionConfig, SessionHandle, SpoolLimits, Turn};
 use portcullis_protocol::environment::{Enforcement, EnvironmentInfo};
 use portcullis_protocol::helper::{CgroupLayer, HIDDEN_FLAG, NamespaceLayer};
@@ -225,7 +226,7 @@ impl Gateway {
     }
 
     /// Tells the clients of a listener from what this gateway started itself.
-    pub(crate) fn peers(&self, local: SocketAddr) -> Peers {
+    pub(crate) fn peers(&self, local: Option<SocketAddr>) -> Peers {
         Peers::new(local, self.core.spawner.clone())
     }
 
@@ -244,8 +245,8 @@ impl Gateway {
 }
 
 impl Core {
-    /// Makes a session and gives its task to the owner.
-    pub(crate) async fn new_session(&self) -> Result<SessionHandle, RpcError> {
+    /// Makes a session for clients of a scope and gives its task to the owner.
+    pub(crate) async fn new_session(&self, scope: Option<Digest>) -> Result<SessionHandle, RpcError> {
         let place = Arc::clone(&self.room.sessions).try_acquire_owned().map_err(|_full| {
             let text = format!(
                 "initialize: at most {} sessions are kept on this server, detached ones included; resume one, or try again later",
@@ -254,6 +255,7 @@ impl Core {
             reply::limit(text, "max-sessions", self.config.sessions, Scope::Server)
         })?;
         let config = SessionConfig {
+            scope,
             most_processes: self.config.session_processes,
             processes: Places { free: Arc::clone(&self.room.processes), all: self.config.processes },
             retention: self.config.retention,

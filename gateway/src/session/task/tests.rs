@@ -55,6 +55,7 @@ impl Client {
             shell: "/bin/sh".to_owned(),
             spool: std::env::temp_dir(),
             spool_limits: crate::session::SpoolLimits { process: 64 << 20, session: 256 << 20 },
+            scope: None,
             most_processes: 1024,
             processes: Places { free: Arc::new(tokio::sync::Semaphore::new(1024)), all: 1024 },
         };
