@@ -10,6 +10,7 @@ mod limits;
 mod policy;
 mod sources;
 mod terminal;
+mod token;
 
 use args::{Command, LogFormat};
 use portcullis::{AuditFile, Config, ExecServerRuntimePaths};
@@ -64,6 +65,10 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
     if let Command::Audit(args::Audit::Verify(options)) = &command {
         return audit::verify(options, &mut io::stdout());
     }
+    if let Command::Token(options) = &command {
+        token::print(options, &mut io::stdout())?;
+        return Ok(ExitCode::SUCCESS);
+    }
     // One thread: two of them on few cores cost more in hand-overs than they gain.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let done = match command {
@@ -78,6 +83,8 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
             let mut config = Config::new(paths);
             options.limits.apply(&mut config)?;
             config.credential = credential::from_flags(&options.auth)?;
+            config.hidden = credential::files(&options.auth);
+            config.tls = credential::tls(&options.auth)?;
             config.allowed_hosts.clone_from(&options.allow_host);
             config.allow_unprotected_metadata = options.allow_unprotected_metadata;
             if let Some(name) = &options.policy {
@@ -91,7 +98,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         }
         Command::Exec(options) => runtime.block_on(exec::run(&options)),
         Command::Doctor(options) => runtime.block_on(doctor::run(options.json)),
-        Command::Explain(_) | Command::Audit(_) => Ok(ExitCode::SUCCESS),
+        Command::Explain(_) | Command::Token(_) | Command::Audit(_) => Ok(ExitCode::SUCCESS),
     };
     // A read of standard input may still block a thread of the runtime; nothing waits for it.
     runtime.shutdown_background();

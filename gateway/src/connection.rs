@@ -2,6 +2,7 @@
 
 mod answers;
 mod files;
+mod initialize;
 mod output;
 
 use crate::answer::{Answer, answered, carry_out};
@@ -17,14 +18,14 @@ use crate::link::{Doubt, Incoming, Link, Outgoing};
 use crate::metrics::Direction;
 use crate::policies::Policies;
 use crate::reply;
-use crate::session::{AttachError, Attachment, Command, Newcomer, SessionHandle, Terms};
+use crate::scope::TokenScope;
+use crate::session::{Attachment, Command, SessionHandle};
 use portcullis_protocol::environment::{EnvironmentInfo, EnvironmentStatus};
 use portcullis_protocol::fs::Empty;
-use portcullis_protocol::init::{InitializeParams, InitializeResult};
 use portcullis_protocol::limit::Scope;
 use portcullis_protocol::method::Call;
 use portcullis_protocol::process::StartParams;
-use portcullis_protocol::rpc::{self, Id, Message, RpcError, code};
+use portcullis_protocol::rpc::{self, Id, Message, RpcError};
 use portcullis_sandbox::policy::Policy;
 use serde::Serialize;
 use std::collections::VecDeque;
@@ -44,25 +45,37 @@ const REPLY_BYTES: usize = 64 << 20;
 /// The WebSocket close code of a connection whose session another one took over: of the range that RFC 6455 section 7.4.2
 /// leaves to applications.
 const TAKEN_OVER: u16 = 4001;
+/// The same of a connection whose token has expired.
+const EXPIRED: u16 = 4003;
 /// Input that waits, or whose answer does. A session parks far less for one process, and what it refuses is answered at once.
 const INPUTS: usize = 8192;
 /// Control calls that run; each is one exchange with the session, so a few are many.
 const CONTROL: usize = 64;
 
-/// Serves one client until its link ends or the gateway closes.
+/// Serves one client until its link ends or the gateway closes, and says so to those who watch.
 pub(crate) async fn run(core: Arc<Core>, link: Link, closing: CancellationToken) {
-    let Link { mut incoming, outgoing, mut answered, answers_pings, peer, resumable, doubt, handshake, budget, caller } = link;
-    let (_present, number) = (core.metrics.connection(caller.transport), core.number());
+    let (_present, number) = (core.metrics.connection(link.caller.transport), core.number());
+    let Caller { transport, address, who } = &link.caller;
+    tracing::info!(connection = number, transport = transport.name(), address, ?who, "connection opened");
     let began = Instant::now();
-    let (transport, address) = (caller.transport.name(), &caller.address);
-    tracing::info!(connection = number, transport, address, who = ?caller.who, "connection opened");
+    serve(core, link, closing, number).await;
+    tracing::info!(connection = number, seconds = began.elapsed().as_secs(), "connection closed");
+}
+
+async fn serve(core: Arc<Core>, link: Link, closing: CancellationToken, number: u64) {
+    let Link { mut incoming, outgoing, mut answered, answers_pings, peer, resumable, doubt, handshake, budget, caller, scope } =
+        link;
     budget.join(&core.room.incoming);
     let replies = Budget::new(REPLY_BYTES);
     replies.join(&core.room.replies);
     let handshake_ends = handshake.map(|time| (time, Instant::now() + time));
     let disk = Disk { blocking: Blocking::new(), deadline: core.config.fs_deadline };
     let slots = core.config.concurrent_requests.max(1);
-    let policies = Policies::new(core.machine.clone(), core.ceiling.clone());
+    let ceiling = match core.ceiling.within(scope.as_ref().and_then(|scope| scope.policy())) {
+        Ok(ceiling) => ceiling,
+        Err(error) => return tracing::error!("{peer}: the ceiling of its token: {error}"),
+    };
+    let policies = Policies::new(core.machine.clone(), ceiling);
     let mut connection = Connection {
         core,
         outgoing,
@@ -76,6 +89,7 @@ pub(crate) async fn run(core: Arc<Core>, link: Link, closing: CancellationToken)
         handshake: Handshake::default(),
         attached: None,
         policies,
+        scope: scope.clone(),
         handles: Handles::default(),
         calls: JoinSet::new(),
         control: JoinSet::new(),
@@ -106,6 +120,11 @@ pub(crate) async fn run(core: Arc<Core>, link: Link, closing: CancellationToken)
                 let _link_full_or_gone = connection.outgoing.try_send(Outgoing::Close { code: 1008, reason });
                 break;
             }
+            () = expired(scope.as_deref()) => {
+                let close = Outgoing::Close { code: EXPIRED, reason: "the token of this connection has expired".to_owned() };
+                let _link_full_or_gone = connection.outgoing.try_send(close);
+                break;
+            }
             Some(_ended) = connection.calls.join_next() => connection.go_on().await,
             Some(_ended) = connection.control.join_next() => {}
             Some(_ended) = connection.inputs.join_next() => {}
@@ -115,18 +134,12 @@ pub(crate) async fn run(core: Arc<Core>, link: Link, closing: CancellationToken)
                 connection.delivered(mark).await;
             }
             message = incoming.recv(), if connection.has_room() => match message {
-                Some(Incoming { bytes, charge }) => {
-                    connection.core.metrics.message(Direction::In, bytes.len());
-                    connection.charge = Some(charge);
-                    connection.message(&bytes).await;
-                    connection.charge = None;
-                }
+                Some(incoming) => connection.message(incoming).await,
                 None => break,
             },
         }
     }
     connection.end(resumable).await;
-    tracing::info!(connection = number, seconds = began.elapsed().as_secs(), "connection closed");
 }
 
 /// Waits until it is too late, and answers how much time there was.
@@ -136,6 +149,14 @@ async fn overdue(ends: Option<(Duration, Instant)>) -> Duration {
             sleep_until(at).await;
             time
         }
+        None => std::future::pending().await,
+    }
+}
+
+/// Waits until the token of a connection is no longer valid, if that ends it.
+async fn expired(scope: Option<&TokenScope>) {
+    match scope {
+        Some(scope) => scope.expired().await,
         None => std::future::pending().await,
     }
 }
@@ -155,6 +176,8 @@ struct Connection {
     handshake: Handshake,
     attached: Option<(SessionHandle, Attachment)>,
     policies: Policies,
+    /// What its token narrows it to.
+    scope: Option<Arc<TokenScope>>,
     handles: Handles,
     /// Calls that hold a slot.
     calls: JoinSet<()>,
@@ -177,10 +200,17 @@ struct Connection {
 }
 
 impl Connection {
-    async fn message(&mut self, bytes: &[u8]) {
+    async fn message(&mut self, Incoming { bytes, charge }: Incoming) {
+        self.core.metrics.message(Direction::In, bytes.len());
+        self.charge = Some(charge);
+        self.obey(&bytes).await;
+        self.charge = None;
+    }
+
+    async fn obey(&mut self, bytes: &[u8]) {
         let complaint = match rpc::parse(bytes) {
             Ok(Message::Request { id, method, params }) => {
-                let admitted = match self.asked(Call::decode(&method, params)).await {
+                let admitted = match self.asked(&method, params).await {
                     Ok(call) => self.admit(id.clone(), call).await,
                     Err(error) => Err(error),
                 };
@@ -269,40 +299,6 @@ impl Connection {
             Call::NotBuilt { method, .. } => Err(RpcError::unknown_method(method)),
             files => self.files(id, files).await,
         }
-    }
-
-    async fn initialize(&mut self, id: Id, params: InitializeParams) -> Result<(), RpcError> {
-        let session = match params.resume_session_id {
-            None => self.core.new_session().await?,
-            Some(wanted) => {
-                let unknown = || reply::invalid(format!("unknown session id {wanted}"));
-                self.core.registry.get(&wanted).ok_or_else(unknown)?
-            }
-        };
-        let (reply, attached) = oneshot::channel();
-        let unknown = || reply::invalid(format!("unknown session id {}", session.id()));
-        let longest = self.core.config.max_retention;
-        let terms = Terms {
-            take_over: params.take_over,
-            retention: params.retention_ms.map(|asked| Duration::from_millis(asked).min(longest)),
-            proof: self.proof(params.acknowledge),
-        };
-        let newcomer =
-            Newcomer { outgoing: self.outgoing.clone(), evicted: self.leaving.clone(), doubt: self.doubt.clone(), terms };
-        session.send(Command::Attach { newcomer, reply }).await.map_err(|_| unknown())?;
-        let mut attachment = attached.await.map_err(|_| unknown())?.map_err(|AttachError| {
-            RpcError::new(code::ATTACHED, format!("session {} is already attached to another connection", session.id()))
-        })?;
-        let extensions = params.extensions.then(|| Box::new(environment::extensions(&self.core.config)));
-        let environment_info = Some(EnvironmentInfo { extensions, ..self.core.environment.clone() });
-        let result = InitializeResult { session_id: session.id().to_string(), environment_info };
-        tracing::info!(connection = self.number, session = &*session.mark(), "session attached");
-        self.asked.iter_mut().for_each(|asked| asked.of(|| session.mark()));
-        self.handles = std::mem::take(&mut attachment.handles);
-        self.keeps_handles = params.keep_handles;
-        self.attached = Some((session, attachment));
-        self.handshake.attached();
-        self.answer(&id, &result).await
     }
 
     async fn start(&mut self, id: Id, params: Box<StartParams>) -> Result<(), RpcError> {

@@ -2,7 +2,9 @@
 
 use crate::budget::{Budget, Charge};
 use crate::caller::{Caller, Transport};
+use crate::scope::TokenScope;
 use bytes::Bytes;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 
@@ -33,6 +35,8 @@ pub struct Link {
     /// How long its client may take for the handshake; none: as long as it likes.
     pub(crate) handshake: Option<Duration>,
     pub(crate) caller: Caller,
+    /// What its client's token narrows it to.
+    pub(crate) scope: Option<Arc<TokenScope>>,
     /// What its client's messages are charged to.
     pub(crate) budget: Budget,
 }
@@ -144,6 +148,7 @@ impl Link {
             doubt: Doubt(doubt),
             handshake: None,
             caller: Caller::default(),
+            scope: None,
         };
         let inlet = Inlet { messages, answered, budget };
         (link, LinkEnd { incoming: inlet, outgoing: from_gateway, doubts })

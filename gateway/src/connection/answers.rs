@@ -10,17 +10,20 @@ use crate::reply;
 use portcullis_protocol::method::{Call, Decoded};
 use portcullis_protocol::rpc::{self, Id, RpcError};
 use serde::Serialize;
+use serde_json::value::RawValue;
 use std::sync::Arc;
 
 impl Connection {
     /// A request came: from here on it is measured and, if it can be, recorded.
-    pub(super) async fn asked(&mut self, decoded: Result<Decoded, RpcError>) -> Result<Call, RpcError> {
+    pub(super) async fn asked(&mut self, method: &str, params: Option<&RawValue>) -> Result<Call, RpcError> {
+        let allowed = self.scope.as_ref().map_or(Ok(()), |scope| scope.admit(method)).map_err(reply::invalid);
+        let decoded = Call::decode(method, params);
         let method = decoded.as_ref().map_or(INVALID, |decoded| decoded.call.method());
         let asked = Asked::new(Arc::clone(&self.core.metrics), self.caller.transport, method);
         let Some(audit) = self.core.audit.clone().filter(|_| decoded.as_ref().map_or(true, |it| audit::is_recorded(&it.call)))
         else {
             self.asked = Some(asked);
-            return self.known(decoded?);
+            return allowed.and(decoded).map(|decoded| self.known(decoded));
         };
         let mut entry = Entry::of(&self.caller, self.number, method);
         entry.session = self.attached.as_ref().map(|(session, _)| session.mark());
@@ -28,7 +31,7 @@ impl Connection {
             entry.on = audit::subject(call);
         }
         let checked = match &decoded {
-            Ok(Decoded { call, .. }) if audit::must_be_possible(call) => audit.check().await,
+            Ok(Decoded { call, .. }) if allowed.is_ok() && audit::must_be_possible(call) => audit.check().await,
             _ => Ok(()),
         };
         if let Err(error) = checked {
@@ -36,15 +39,15 @@ impl Connection {
             return Err(reply::internal(format!("{method}: {error}; nothing was done")));
         }
         self.asked = Some(asked.recorded(audit, entry));
-        self.known(decoded?)
+        allowed.and(decoded).map(|decoded| self.known(decoded))
     }
 
-    fn known(&self, Decoded { call, ignored }: Decoded) -> Result<Call, RpcError> {
+    fn known(&self, Decoded { call, ignored }: Decoded) -> Call {
         if ignored > 0 {
             let method = call.method();
             tracing::debug!(connection = self.number, method, ignored, "members of a request that nobody knows");
         }
-        Ok(call)
+        call
     }
 
     /// Answers a call that came to nothing before it was carried out.

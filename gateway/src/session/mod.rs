@@ -8,6 +8,7 @@ mod calls;
 mod delivery;
 mod guard;
 mod ledger;
+mod limit;
 mod log;
 mod message;
 mod operations;
@@ -28,8 +29,10 @@ use crate::handles::Handles;
 use crate::helper::spawner::Spawner;
 use crate::link::{Doubt, Outgoing};
 use crate::metrics::Metrics;
+use crate::scope::Digest;
 use futures_util::future::BoxFuture;
 use portcullis_protocol::fs::Empty;
+use portcullis_protocol::limit::ProcessLimits;
 use portcullis_protocol::logged::AcknowledgeParams;
 use portcullis_protocol::process::{
     CloseStdinParams, ListResult, ReadParams, ReadResult, ResizeParams, SignalParams, StartParams, StartResult, TerminateParams,
@@ -59,6 +62,8 @@ pub(crate) struct SessionConfig {
     pub(crate) allow_unprotected: bool,
     /// SHELL of a process with a terminal.
     pub(crate) shell: String,
+    /// The most that each start may use, whatever it asks for.
+    pub(crate) process_limits: ProcessLimits,
     /// Where output waits for which there is no room while nobody is attached, and how much of it.
     pub(crate) spool: PathBuf,
     pub(crate) spool_limits: SpoolLimits,
@@ -66,6 +71,8 @@ pub(crate) struct SessionConfig {
     pub(crate) metrics: Arc<Metrics>,
     /// Where the ends of its processes are recorded.
     pub(crate) audit: Option<Audit>,
+    /// The scope of its clients' tokens, if these have one: nobody else's gets it.
+    pub(crate) scope: Option<Digest>,
     /// Processes of the session that may live at a time.
     pub(crate) most_processes: usize,
     /// What it shares of those of all sessions.
@@ -84,10 +91,16 @@ pub(crate) struct Places {
 pub(crate) struct SessionHandle {
     id: Arc<str>,
     mark: Arc<str>,
+    scope: Option<Digest>,
     commands: mpsc::Sender<Command>,
 }
 
 impl SessionHandle {
+    /// The scope of the tokens of its clients.
+    pub(crate) fn scope(&self) -> Option<Digest> {
+        self.scope
+    }
+
     /// Its name, which is a secret of its client.
     pub(crate) fn id(&self) -> Arc<str> {
         Arc::clone(&self.id)
@@ -208,9 +221,9 @@ pub(crate) fn start(
     config: SessionConfig,
 ) -> (SessionHandle, impl Future<Output = ()> + Send + use<>) {
     let (commands, queue) = mpsc::channel(QUEUE);
-    let mark = mark(&id);
+    let (scope, mark) = (config.scope, mark(&id));
     let task = task::Task::new(Arc::clone(&id), Arc::clone(&mark), spawner, config);
-    (SessionHandle { id, mark, commands }, task.run(queue))
+    (SessionHandle { id, mark, scope, commands }, task.run(queue))
 }
 
 /// The beginning of the SHA-256 of a session's id. Whoever knows an id may have the session, so that no log names it; ids are
