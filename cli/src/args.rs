@@ -67,6 +67,10 @@ pub(crate) struct Serve {
     /// A directory that is the workspace of --policy; may be repeated.
     #[arg(long, value_name = "DIR", requires = "policy")]
     pub(crate) workspace: Vec<PathBuf>,
+    /// A place that `http/request` may reach: a name, *.NAME or * (at public addresses only), an IPv4 address or an [IPv6 address];
+    /// may be repeated. With it every other place is refused. Without it all are, if --policy gives no network.
+    #[arg(long, value_name = "HOST[:PORT]")]
+    pub(crate) allow_egress: Vec<String>,
 }
 
 /// Who may connect. Without any of these a token is made at the start, and said on standard error.

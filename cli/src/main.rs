@@ -10,7 +10,7 @@ mod terminal;
 
 use args::{Arguments, Command};
 use clap::Parser as _;
-use portcullis::{Config, ExecServerRuntimePaths};
+use portcullis::{Config, EgressRule, ExecServerRuntimePaths};
 use std::io::{self, Write as _};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -61,6 +61,9 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
             config.allow_unprotected_metadata = options.allow_unprotected_metadata;
             if let Some(name) = &options.policy {
                 config.ceiling = policy::ceiling(name, &options.workspace)?;
+            }
+            if !options.allow_egress.is_empty() {
+                config.egress = Some(EgressRule::parse(options.allow_egress.iter().map(String::as_str))?);
             }
             config.retention = Duration::from_secs(options.detached_retention);
             config.idle_exit = options.idle_exit.map(Duration::from_secs);

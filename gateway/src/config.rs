@@ -1,5 +1,6 @@
 //! What the operator decides. The environment is read here and nowhere else.
 
+use crate::http::EgressRule;
 use crate::listen::{Credential, token_directory};
 use portcullis_sandbox::policy::Policy;
 use std::ffi::{OsStr, OsString};
@@ -60,6 +61,8 @@ pub struct Config {
     /// The operator's ceiling: every request gets what both it and this allow, and a request that asks for no sandbox gets this.
     /// None leaves the decision to the clients.
     pub ceiling: Option<Policy>,
+    /// Where requests over HTTP may go, and nowhere else. None: nowhere under a ceiling without network, else anywhere.
+    pub egress: Option<EgressRule>,
     /// The server's environment, for policies of `process/start` that inherit it.
     pub environment: Arc<[(OsString, OsString)]>,
     /// The server's working directory at its start.
@@ -84,6 +87,7 @@ impl Config {
             fs_deadline: Duration::from_secs(120),
             allow_unprotected_metadata: false,
             ceiling: None,
+            egress: None,
             environment: std::env::vars_os().collect(),
             cwd: std::env::current_dir().unwrap_or_else(|_| PathBuf::from("/")),
         }

@@ -1,6 +1,7 @@
 //! A connection: decodes what one client sends, routes each call, and answers. Calls run side by side up to a bound.
 
 mod files;
+mod http;
 mod output;
 
 use crate::answer::{Answer, answered, carry_out, text};
@@ -10,6 +11,7 @@ use crate::core::Core;
 use crate::environment;
 use crate::handles::{Disk, Handles};
 use crate::handshake::Handshake;
+use crate::http::{LARGEST, Streams};
 use crate::link::{Doubt, Incoming, Link, Outgoing};
 use crate::policies::Policies;
 use crate::reply;
@@ -69,6 +71,8 @@ pub(crate) async fn run(core: Arc<Core>, link: Link, closing: CancellationToken)
         slots,
         disk,
         replies: Budget::new(REPLY_BYTES),
+        bodies: Budget::new(LARGEST),
+        streams: Streams::default(),
         charge: None,
     };
     loop {
@@ -92,6 +96,7 @@ pub(crate) async fn run(core: Arc<Core>, link: Link, closing: CancellationToken)
             Some(_ended) = connection.calls.join_next() => connection.go_on().await,
             Some(_ended) = connection.control.join_next() => {}
             Some(_ended) = connection.inputs.join_next() => {}
+            Some(_ended) = connection.streams.tasks.join_next() => {}
             // Before the messages, which may wait for what this makes room for.
             Ok(()) = answered.changed() => {
                 let mark = *answered.borrow_and_update();
@@ -147,6 +152,10 @@ struct Connection {
     disk: Disk,
     /// What large replies may hold until they are sent.
     replies: Budget,
+    /// What bodies over HTTP may hold while they come whole. Apart from the replies, which must not wait for a slow server.
+    bodies: Budget,
+    /// Bodies over HTTP that come in parts.
+    streams: Streams,
     /// The room of the message at hand, which goes with its call.
     charge: Option<Charge>,
 }
@@ -234,6 +243,7 @@ impl Connection {
                 self.handles.close(&params.handle_id);
                 self.answer(&id, &Empty {}).await
             }
+            Call::HttpRequest(params) => self.http(id, *params),
             Call::NotBuilt { method, .. } => Err(RpcError::unknown_method(method)),
             files => self.files(id, files).await,
         }
@@ -366,6 +376,7 @@ impl Connection {
         self.calls.shutdown().await;
         self.control.shutdown().await;
         self.inputs.shutdown().await;
+        self.streams.tasks.shutdown().await;
         let Some((session, attachment)) = self.attached else { return };
         let handles = if self.keeps_handles { self.handles } else { Handles::default() };
         let command = if resumable { Command::Detach(Attachment { handles, ..attachment }) } else { Command::Close };

@@ -5,6 +5,7 @@ use crate::connection;
 use crate::environment;
 use crate::helper::pool::Pool;
 use crate::helper::spawner::{Spawner, SpawnerError};
+use crate::http::Outbound;
 use crate::link::Link;
 use crate::peer::Peers;
 use crate::policies::{Ceiling, Policies};
@@ -72,6 +73,8 @@ pub(crate) struct Core {
     pub(crate) enforcement: Enforcement,
     pub(crate) registry: Registry,
     pub(crate) pool: Pool,
+    /// What requests over HTTP share.
+    pub(crate) outbound: Outbound,
     spawner: Spawner,
     work: mpsc::Sender<Work>,
 }
@@ -126,6 +129,7 @@ impl Gateway {
             enforcement: report::enforcement(spawner.namespaces()),
             registry: Registry::default(),
             pool: pool.clone(),
+            outbound: Outbound::new(&config),
             spawner,
             work,
             config,

@@ -36,7 +36,12 @@ pub(crate) fn describe(config: &Config) -> EnvironmentInfo {
         prepend_path_dirs: Vec::new(),
         temporary_directories: Vec::new(),
         temp_dir: wire(&temp),
-        capabilities: Capabilities { sandboxed_file_streaming: true, file_write_streaming: true, ..Capabilities::default() },
+        capabilities: Capabilities {
+            sandboxed_file_streaming: true,
+            file_write_streaming: true,
+            http_header_env_vars: true,
+            ..Capabilities::default()
+        },
         enforcement: None,
         extensions: None,
     }

@@ -18,6 +18,7 @@ mod fs_call;
 mod handles;
 mod handshake;
 mod helper;
+mod http;
 mod link;
 mod listen;
 mod peer;
@@ -31,6 +32,7 @@ mod stdio;
 pub use crate::budget::Charge;
 pub use crate::config::{Config, ExecServerRuntimePaths};
 pub use crate::core::{Gateway, Readiness, StartError};
+pub use crate::http::{EgressRule, EgressRuleError};
 pub use crate::link::{ConnectionEnded, Inlet, Link, LinkEnd, Outgoing};
 pub use crate::listen::{
     Credential, DEFAULT_LISTEN_URL, ExecServerListenUrlParseError, ListenError, ListenUrl, SecretTooShort, SignedBearer,

@@ -6,6 +6,7 @@ use crate::fs::{
     CopyParams, CreateDirectoryParams, HandleParams, OpenParams, PathParams, PlainPathParams, ReadBlockParams, RemoveParams,
     WalkParams, WatchMissingParams, WriteBlockParams, WriteFileParams,
 };
+use crate::http::HttpRequestParams;
 use crate::init::InitializeParams;
 use crate::logged::AcknowledgeParams;
 use crate::process::{
@@ -71,6 +72,8 @@ pub enum Call {
     FsWriteBlock(WriteBlockParams),
     /// `fs/close`
     FsClose(HandleParams),
+    /// `http/request`
+    HttpRequest(Box<HttpRequestParams>),
     /// A method of this wire that is not built; it answers like one that does not exist, but only after the handshake.
     NotBuilt {
         /// Its name.
@@ -116,12 +119,11 @@ impl Family {
 }
 
 /// Methods of this wire that are not built.
-const NOT_BUILT: [(&str, Family); 5] = [
+const NOT_BUILT: [(&str, Family); 4] = [
     ("environmentConfig/read", Family::EnvironmentConfig),
     ("capabilities/discoverV2", Family::CapabilityDiscovery),
     ("capabilityRoots/discoverV1", Family::CapabilityDiscovery),
     ("fs/watchMissing", Family::Filesystem),
-    ("http/request", Family::Http),
 ];
 
 /// A decoded request, and how many of its members nobody knew.
@@ -175,6 +177,7 @@ impl Call {
             "fs/readBlock" => params.read(Self::FsReadBlock),
             "fs/writeBlock" => params.read(Self::FsWriteBlock),
             "fs/close" => params.read(Self::FsClose),
+            "http/request" => params.read(|request| Self::HttpRequest(Box::new(request))),
             unknown => Err(RpcError::unknown_method(unknown)),
         }
     }
@@ -195,6 +198,7 @@ impl Call {
             | Self::ProcessList
             | Self::ProcessSignal(_)
             | Self::ProcessTerminate(_) => Family::Exec,
+            Self::HttpRequest(_) => Family::Http,
             Self::NotBuilt { family, .. } => *family,
             _fs => Family::Filesystem,
         })
@@ -315,6 +319,7 @@ fn without_position(error: &serde_json::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::http::RedirectPolicy;
 
     fn decode(method: &str, params: &str) -> Result<Decoded, RpcError> {
         let raw: Box<RawValue> = serde_json::from_str(params).unwrap();
@@ -331,7 +336,8 @@ mod tests {
     fn unknown_methods_come_before_their_parameters() {
         refused("no/such", "3", code::METHOD_NOT_FOUND, "exec-server stub does not implement `no/such` yet");
         refused("initialized", "{}", code::METHOD_NOT_FOUND, "exec-server stub does not implement `initialized` yet");
-        assert!(matches!(decode("http/request", "{}").unwrap().call, Call::NotBuilt { family: Family::Http, .. }));
+        let unbuilt = decode("capabilities/discoverV2", "{}").unwrap().call;
+        assert!(matches!(unbuilt, Call::NotBuilt { family: Family::CapabilityDiscovery, .. }));
     }
 
     #[test]
@@ -378,6 +384,24 @@ mod tests {
         assert!(start(r#","operationId":3"#).is_err());
         assert!(start(r#","pipeStdin":null"#).is_err());
         assert!(start(r#","networkProxy":"zz""#).is_err());
+    }
+
+    #[test]
+    fn requests_over_http_in_the_words_that_clients_know() {
+        let request = |more: &str| decode("http/request", &format!(r#"{{"method":"GET","url":"u","requestId":"r"{more}}}"#));
+        let Call::HttpRequest(plain) = request("").unwrap().call else { panic!("another call") };
+        assert_eq!((plain.redirect_policy, plain.stream_response, plain.headers.len()), (RedirectPolicy::Follow, false, 0));
+        assert!(request(r#","bodyBase64":null,"timeoutMs":null"#).is_ok());
+        for (more, expect) in [
+            (r#","redirectPolicy":"zz""#, "unknown variant `zz`, expected `follow` or `stop`"),
+            (r#","headers":[{"name":"X"}]"#, "missing field `value`"),
+            (r#","headers":{"a":"b"}"#, "invalid type: map, expected a sequence"),
+            (r#","bodyBase64":"!!""#, "Invalid symbol 33, offset 0."),
+        ] {
+            let error = request(more).unwrap_err();
+            assert_eq!((error.code, error.message), (code::INVALID_PARAMS, format!("http/request: {expect}")));
+        }
+        refused("http/request", "{}", code::INVALID_PARAMS, "http/request: missing field `method`");
     }
 
     #[test]

@@ -1,0 +1,71 @@
+//! Routes of requests over HTTP.
+
+use super::Connection;
+use crate::answer::{Answer, carry_out, text};
+use crate::http::{self, Parts, Request, fetch, send_parts};
+use crate::reply;
+use portcullis_protocol::base64::Chunk;
+use portcullis_protocol::http::{HttpRequestParams, HttpRequestResult};
+use portcullis_protocol::rpc::{self, Id, RpcError};
+use std::sync::Arc;
+use tokio::sync::oneshot;
+
+impl Connection {
+    /// `http/request`. It holds a slot until its result: with the body whole, or before the first part of it.
+    pub(super) fn http(&mut self, id: Id, params: HttpRequestParams) -> Result<(), RpcError> {
+        let (streams, request_id) = (params.stream_response, params.request_id.clone());
+        let request = Request::new(params, &self.core.config.environment)?;
+        if streams {
+            self.http_in_parts(id, request, request_id)
+        } else {
+            self.http_whole(id, request);
+            Ok(())
+        }
+    }
+
+    fn http_whole(&mut self, id: Id, request: Request) {
+        let (core, bodies) = (Arc::clone(&self.core), self.bodies.clone());
+        self.run(id.clone(), async move {
+            let (attempt, deadline) = (request.attempt(), request.deadline());
+            let answer = fetch(&core.outbound, request).await?;
+            let (status, headers) = answer.head();
+            let body = http::whole(answer, &bodies, deadline).await;
+            let (body, _room) = body.map_err(|error| RpcError { message: format!("{attempt}: {}", error.message), ..error })?;
+            let headers = serde_json::to_string(&headers);
+            let headers =
+                headers.map_err(|error| reply::internal(format!("{attempt}: the headers cannot be written: {error}")))?;
+            let head = format!(r#","status":{status},"headers":{headers}"#);
+            Ok(rpc::bytes_result_text(&id, "bodyBase64", &body, &head).into())
+        });
+    }
+
+    fn http_in_parts(&mut self, id: Id, request: Request, request_id: String) -> Result<(), RpcError> {
+        let in_use = self.streams.reserve(&request_id)?;
+        let (core, outgoing, replies, charge) =
+            (Arc::clone(&self.core), self.outgoing.clone(), self.replies.clone(), self.charge.take());
+        let parts = Parts { request_id, outgoing: outgoing.clone(), replies: replies.clone(), deadline: request.deadline() };
+        let ((answers, answered), (begin, begun)) = (oneshot::channel(), oneshot::channel());
+        let answer_id = id.clone();
+        let call = async move {
+            let answer = fetch(&core.outbound, request).await?;
+            let (status, headers) = answer.head();
+            let result = text(&answer_id, &HttpRequestResult { status, headers, body: Chunk::default() })?;
+            let _connection_gone = answers.send((answer, in_use));
+            Ok(Answer::from(result))
+        };
+        self.calls.spawn(async move {
+            let _room_of_the_message = charge;
+            carry_out(id, outgoing, replies, call).await;
+            // The parts come behind the result.
+            if let Ok(answer) = answered.await {
+                let _connection_gone = begin.send(answer);
+            }
+        });
+        self.streams.tasks.spawn(async move {
+            if let Ok((answer, in_use)) = begun.await {
+                send_parts(answer, parts, in_use).await;
+            }
+        });
+        Ok(())
+    }
+}
