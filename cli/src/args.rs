@@ -15,7 +15,7 @@ pub(crate) struct Arguments {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Serve clients until SIGINT or SIGTERM. Standard output carries one line, the URL; with stdio, messages and nothing else.
-    Serve(Serve),
+    Serve(Box<Serve>),
     /// Run one command, confined, and return its exit status; 125 if it could not be run. Standard input goes to it.
     Exec(Exec),
     /// Say what a policy allows of paths, why, and what would allow more. Nothing is confined, opened or changed.

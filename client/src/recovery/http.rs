@@ -51,10 +51,11 @@ impl Core {
                 self.outputs.push_back(Output::Part { route: id, part: Ok(delta.0), seq, cost });
             }
             if done || error.is_some() {
-                self.end_body(
-                    id,
-                    error.map(|error| detail.map_or(error.clone(), |detail| format!("{error}: {detail}"))).as_deref(),
-                );
+                let reason = match (error, detail) {
+                    (Some(error), Some(detail)) => Some(format!("{error}: {detail}")),
+                    (error, _) => error,
+                };
+                self.end_body(id, reason.as_deref());
                 break;
             }
         }

@@ -16,6 +16,7 @@ mod handles;
 mod handshake;
 mod held_up;
 mod helpers_die;
+mod http;
 mod jobs;
 mod listener;
 mod listener_peers;
