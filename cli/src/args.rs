@@ -1,5 +1,6 @@
 //! The command line.
 
+use crate::limits::Limits;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use portcullis::DEFAULT_LISTEN_URL;
 use std::path::PathBuf;
@@ -35,27 +36,9 @@ pub(crate) struct Serve {
     /// A name that the Host of a request may have, beside addresses and localhost; may be repeated.
     #[arg(long, value_name = "NAME")]
     pub(crate) allow_host: Vec<String>,
-    /// Sockets of clients at a time, 1 to 65536; more are refused.
-    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = connections)]
-    pub(crate) max_connections: usize,
-    /// Calls of one connection that run side by side, 1 to 4096.
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = calls)]
-    pub(crate) concurrent_requests: usize,
-    /// Seconds for which a detached session and a closed process are kept.
-    #[arg(long, value_name = "SECONDS", default_value_t = 90, value_parser = clap::value_parser!(u64).range(1..=86_400))]
-    pub(crate) detached_retention: u64,
-    /// The most seconds that a client may ask for instead.
-    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=86_400))]
-    pub(crate) max_retention: u64,
     /// The directory for output that finds no room in memory while its client is away [default: TMPDIR, else /var/tmp].
     #[arg(long, value_name = "DIR")]
     pub(crate) spool_dir: Option<PathBuf>,
-    /// Bytes of output that one process may have there; 0 for none. A session may have four times as much.
-    #[arg(long, value_name = "BYTES", default_value_t = 64 << 20)]
-    pub(crate) spool_bytes: u64,
-    /// End by itself after so many seconds without a connection and without a session that is kept.
-    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=31_536_000))]
-    pub(crate) idle_exit: Option<u64>,
     /// Where there are no namespaces, start processes under policies with writable roots all the same, although they are then not kept from .git and other
     /// protected names there, nor from chmod, chown, utime and xattr outside.
     #[arg(long)]
@@ -71,6 +54,12 @@ pub(crate) struct Serve {
     /// may be repeated. With it every other place is refused. Without it all are, if --policy gives no network.
     #[arg(long, value_name = "HOST[:PORT]")]
     pub(crate) allow_egress: Vec<String>,
+    /// A file (TOML) with any of these options, by their names: `max-sessions = 100`. What is not given as a flag is looked up in the
+    /// environment as PORTCULLIS_MAX_SESSIONS, and then there.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) limits: Limits,
 }
 
 /// Who may connect. Without any of these a token is made at the start, and said on standard error.
@@ -161,20 +150,4 @@ pub(crate) struct Explain {
     /// Paths to explain; they need not exist.
     #[arg(required = true, value_name = "PATH")]
     pub(crate) paths: Vec<PathBuf>,
-}
-
-fn connections(text: &str) -> Result<usize, String> {
-    from_one_to(65_536, text)
-}
-
-fn calls(text: &str) -> Result<usize, String> {
-    from_one_to(4096, text)
-}
-
-fn from_one_to(most: usize, text: &str) -> Result<usize, String> {
-    match text.parse::<usize>() {
-        Ok(number) if (1..=most).contains(&number) => Ok(number),
-        Ok(number) => Err(format!("{number} is not between 1 and {most}")),
-        Err(error) => Err(error.to_string()),
-    }
 }

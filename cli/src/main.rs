@@ -5,22 +5,33 @@ mod credential;
 mod doctor;
 mod exec;
 mod explain;
+mod limits;
 mod policy;
+mod sources;
 mod terminal;
 
-use args::{Arguments, Command};
-use clap::Parser as _;
+use args::Command;
 use portcullis::{Config, EgressRule, ExecServerRuntimePaths};
+use sources::Refused;
 use std::io::{self, Write as _};
 use std::process::ExitCode;
-use std::time::Duration;
 
 fn main() -> ExitCode {
     // Before anything else: this start may be a hidden role, which must stay small and single-threaded.
     if let Some(code) = portcullis::dispatch() {
         return code;
     }
-    let arguments = Arguments::parse();
+    let arguments = match sources::arguments(std::env::args_os().collect(), |name| std::env::var_os(name)) {
+        Ok(arguments) => arguments,
+        Err(Refused::Usage(error)) => {
+            let _output_closed = error.print();
+            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(USAGE));
+        }
+        Err(Refused::Other(error)) => {
+            let _stderr_closed = writeln!(io::stderr(), "portcullis: {error}");
+            return ExitCode::from(USAGE);
+        }
+    };
     log_to_stderr();
     // A command's own status must not be taken for ours.
     let failure = if matches!(arguments.command, Command::Exec(_)) { ExitCode::from(FAILED_EXEC) } else { ExitCode::FAILURE };
@@ -35,6 +46,9 @@ fn main() -> ExitCode {
 
 /// Status of `exec` when the command did not run to its end, as `env`, `timeout` and others have it.
 const FAILED_EXEC: u8 = 125;
+
+/// Status of a command line that means nothing.
+const USAGE: u8 = 2;
 
 type Failure = Box<dyn std::error::Error>;
 
@@ -51,13 +65,13 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
             if let Some(folder) = &options.spool_dir {
                 paths.spool.clone_from(folder);
             }
+            for name in sources::unknown_variables(std::env::vars_os().map(|(name, _)| name)) {
+                tracing::warn!("the environment has {name}, which is no option of serve");
+            }
             let mut config = Config::new(paths);
-            config.spool_bytes = options.spool_bytes;
-            config.session_spool_bytes = options.spool_bytes.saturating_mul(4);
+            options.limits.apply(&mut config)?;
             config.credential = credential::from_flags(&options.auth)?;
             config.allowed_hosts.clone_from(&options.allow_host);
-            config.connections = options.max_connections;
-            config.concurrent_requests = options.concurrent_requests;
             config.allow_unprotected_metadata = options.allow_unprotected_metadata;
             if let Some(name) = &options.policy {
                 config.ceiling = policy::ceiling(name, &options.workspace)?;
@@ -65,9 +79,6 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
             if !options.allow_egress.is_empty() {
                 config.egress = Some(EgressRule::parse(options.allow_egress.iter().map(String::as_str))?);
             }
-            config.retention = Duration::from_secs(options.detached_retention);
-            config.idle_exit = options.idle_exit.map(Duration::from_secs);
-            config.max_retention = Duration::from_secs(options.max_retention);
             runtime
                 .block_on(portcullis::serve(options.listen.parse()?, config))
                 .map(|()| ExitCode::SUCCESS)

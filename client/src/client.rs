@@ -219,7 +219,8 @@ impl ExecServerClient {
         self.send(Order::Attach { process, after: after_seq, mailbox, answer }).await?;
         let (_nothing, claim): (_, Claim) = answered.await.map_err(|_| gone())??;
         claim.take();
-        let started = StartResult { process_id: process_id.to_owned(), sandbox_type: String::new(), enforcement: None };
+        let started =
+            StartResult { process_id: process_id.to_owned(), sandbox_type: String::new(), enforcement: None, limits: Vec::new() };
         Ok(self.process(started, ProcessEvents(listener)))
     }
 

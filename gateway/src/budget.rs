@@ -1,7 +1,7 @@
-//! Bytes that one connection may hold at a time. A queue that counts messages alone bounds nothing: one message may be as
-//! small as a cursor or as large as a file.
+//! Bytes that may be held at a time, by one connection and by all of them. A queue that counts messages alone bounds nothing: one
+//! message may be as small as a cursor or as large as a file.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// The unit of account: a semaphore counts to 2^29 on machines of 32 bits, and bytes would be more.
@@ -10,6 +10,13 @@ const UNIT: usize = 1024;
 /// So many bytes. Clones share them.
 #[derive(Debug, Clone)]
 pub(crate) struct Budget {
+    own: Pool,
+    /// What this budget is a part of, from when that is known on.
+    whole: Arc<OnceLock<Pool>>,
+}
+
+#[derive(Debug, Clone)]
+struct Pool {
     units: Arc<Semaphore>,
     all: u32,
 }
@@ -17,20 +24,43 @@ pub(crate) struct Budget {
 /// Bytes taken out of a budget; they return when it is dropped.
 #[derive(Debug)]
 pub struct Charge {
-    _units: OwnedSemaphorePermit,
+    _own: OwnedSemaphorePermit,
+    _whole: Option<OwnedSemaphorePermit>,
 }
 
 impl Budget {
     pub(crate) fn new(bytes: usize) -> Self {
-        let all = u32::try_from(bytes.div_ceil(UNIT)).unwrap_or(u32::MAX >> 3);
-        Self { units: Arc::new(Semaphore::new(usize::try_from(all).unwrap_or(Semaphore::MAX_PERMITS))), all }
+        Self { own: Pool::new(bytes), whole: Arc::default() }
+    }
+
+    /// Makes this budget and its clones a part of another one: what is charged to it is charged to both from now on.
+    pub(crate) fn join(&self, whole: &Self) {
+        // Who belongs somewhere already stays there.
+        let _joined_before = self.whole.set(whole.own.clone());
     }
 
     /// Waits until so many bytes are free, in order of arrival. What is larger than the whole takes the whole: it goes alone.
     pub(crate) async fn charge(&self, bytes: usize) -> Charge {
+        // Its own first: who has used that up must not stand in the line of all others.
+        let own = self.own.take(bytes).await;
+        let whole = match self.whole.get() {
+            Some(whole) => Some(whole.take(bytes).await),
+            None => None,
+        };
+        Charge { _own: own, _whole: whole }
+    }
+}
+
+impl Pool {
+    fn new(bytes: usize) -> Self {
+        let all = u32::try_from(bytes.div_ceil(UNIT)).unwrap_or(u32::MAX >> 3);
+        Self { units: Arc::new(Semaphore::new(usize::try_from(all).unwrap_or(Semaphore::MAX_PERMITS))), all }
+    }
+
+    async fn take(&self, bytes: usize) -> OwnedSemaphorePermit {
         let units = u32::try_from(bytes.div_ceil(UNIT)).unwrap_or(self.all).min(self.all);
         let taken = Arc::clone(&self.units).acquire_many_owned(units).await;
-        Charge { _units: taken.expect("Invariant: a budget is never closed") }
+        taken.expect("Invariant: a budget is never closed")
     }
 }
 
@@ -51,5 +81,24 @@ mod tests {
         assert!(budget.charge(1).now_or_never().is_none());
         drop(all);
         assert!(budget.charge(10 * UNIT).now_or_never().is_some());
+    }
+
+    #[test]
+    fn parts_share_their_whole_and_keep_their_own_bounds() {
+        let whole = Budget::new(10 * UNIT);
+        let part = || {
+            let part = Budget::new(6 * UNIT);
+            part.join(&whole);
+            part
+        };
+        let (one, another, alone) = (part(), part(), Budget::new(6 * UNIT));
+        let held = one.charge(6 * UNIT).now_or_never().unwrap();
+        assert!(one.charge(1).now_or_never().is_none(), "its own bound");
+        let rest = another.charge(4 * UNIT).now_or_never().unwrap();
+        assert!(another.charge(1).now_or_never().is_none(), "the bound of all");
+        assert!(alone.charge(6 * UNIT).now_or_never().is_some(), "control: it belongs to nobody");
+        drop(held);
+        assert!(another.charge(2 * UNIT).now_or_never().is_some());
+        drop(rest);
     }
 }

@@ -52,6 +52,16 @@ pub struct Config {
     pub credential: Credential,
     /// Sockets of clients at a time, from accept to close; more are refused with status 503. At least 1.
     pub connections: usize,
+    /// Sessions at a time, detached ones included. At least 1.
+    pub sessions: usize,
+    /// Calls of all connections that run at a time. At least 1.
+    pub calls: usize,
+    /// Processes of all sessions that live at a time. At least 1.
+    pub processes: usize,
+    /// The same of one session. At least 1.
+    pub session_processes: usize,
+    /// Bytes of messages and large replies of all connections that are in memory.
+    pub buffer_bytes: usize,
     /// What the `Host` of a request may name beside addresses and `localhost`.
     pub allowed_hosts: Vec<String>,
     /// After this long a file call is lost and its worker killed, so that one hung call stops nothing.
@@ -70,16 +80,31 @@ pub struct Config {
 }
 
 impl Config {
-    /// The defaults, with the environment and working directory of this process.
+    /// The defaults, with the environment and working directory of this process. [`crate::LIMITS`] has their bounds.
     #[must_use]
     pub fn new(paths: ExecServerRuntimePaths) -> Self {
         Self {
             paths,
+            environment: std::env::vars_os().collect(),
+            cwd: std::env::current_dir().unwrap_or_else(|_| PathBuf::from("/")),
+            ..Self::bare()
+        }
+    }
+
+    /// The defaults of what does not depend on this process and machine.
+    pub(crate) fn bare() -> Self {
+        Self {
+            paths: ExecServerRuntimePaths { executable: PathBuf::new(), spool: PathBuf::new() },
             concurrent_requests: 64,
             retention: Duration::from_secs(90),
             idle_exit: None,
             credential: Credential::default(),
             connections: 4096,
+            sessions: 8192,
+            calls: 65_536,
+            processes: 16_384,
+            session_processes: 1024,
+            buffer_bytes: 1 << 30,
             allowed_hosts: Vec::new(),
             max_retention: Duration::from_secs(600),
             spool_bytes: 64 << 20,
@@ -88,8 +113,8 @@ impl Config {
             allow_unprotected_metadata: false,
             ceiling: None,
             egress: None,
-            environment: std::env::vars_os().collect(),
-            cwd: std::env::current_dir().unwrap_or_else(|_| PathBuf::from("/")),
+            environment: Arc::new([]),
+            cwd: PathBuf::from("/"),
         }
     }
 

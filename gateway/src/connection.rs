@@ -11,7 +11,7 @@ use crate::core::Core;
 use crate::environment;
 use crate::handles::{Disk, Handles};
 use crate::handshake::Handshake;
-use crate::http::{LARGEST, Streams};
+use crate::http::Bodies;
 use crate::link::{Doubt, Incoming, Link, Outgoing};
 use crate::policies::Policies;
 use crate::reply;
@@ -19,6 +19,7 @@ use crate::session::{AttachError, Attachment, Command, Newcomer, SessionHandle, 
 use portcullis_protocol::environment::{EnvironmentInfo, EnvironmentStatus};
 use portcullis_protocol::fs::Empty;
 use portcullis_protocol::init::{InitializeParams, InitializeResult};
+use portcullis_protocol::limit::Scope;
 use portcullis_protocol::method::{Call, Decoded};
 use portcullis_protocol::process::StartParams;
 use portcullis_protocol::rpc::{self, Id, Message, RpcError, code};
@@ -27,7 +28,7 @@ use std::collections::VecDeque;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
@@ -47,7 +48,11 @@ const CONTROL: usize = 64;
 
 /// Serves one client until its link ends or the gateway closes.
 pub(crate) async fn run(core: Arc<Core>, link: Link, closing: CancellationToken) {
-    let Link { mut incoming, outgoing, mut answered, answers_pings, peer, resumable, doubt, handshake } = link;
+    let Link { mut incoming, outgoing, mut answered, answers_pings, peer, resumable, doubt, handshake, budget } = link;
+    budget.join(&core.room.incoming);
+    let replies = Budget::new(REPLY_BYTES);
+    replies.join(&core.room.replies);
+    let bodies = Bodies::new(&core.room.bodies, &core.room.replies);
     let handshake_ends = handshake.map(|time| (time, Instant::now() + time));
     let disk = Disk { blocking: Blocking::new(), deadline: core.config.fs_deadline };
     let slots = core.config.concurrent_requests.max(1);
@@ -70,10 +75,10 @@ pub(crate) async fn run(core: Arc<Core>, link: Link, closing: CancellationToken)
         waiting: VecDeque::new(),
         slots,
         disk,
-        replies: Budget::new(REPLY_BYTES),
-        bodies: Budget::new(LARGEST),
-        streams: Streams::default(),
+        replies,
+        bodies,
         charge: None,
+        place: None,
     };
     loop {
         tokio::select! {
@@ -96,7 +101,7 @@ pub(crate) async fn run(core: Arc<Core>, link: Link, closing: CancellationToken)
             Some(_ended) = connection.calls.join_next() => connection.go_on().await,
             Some(_ended) = connection.control.join_next() => {}
             Some(_ended) = connection.inputs.join_next() => {}
-            Some(_ended) = connection.streams.tasks.join_next() => {}
+            Some(_ended) = connection.bodies.tasks.join_next() => {}
             // Before the messages, which may wait for what this makes room for.
             Ok(()) = answered.changed() => {
                 let mark = *answered.borrow_and_update();
@@ -152,12 +157,12 @@ struct Connection {
     disk: Disk,
     /// What large replies may hold until they are sent.
     replies: Budget,
-    /// What bodies over HTTP may hold while they come whole. Apart from the replies, which must not wait for a slow server.
-    bodies: Budget,
-    /// Bodies over HTTP that come in parts.
-    streams: Streams,
+    /// Bodies of answers over HTTP.
+    bodies: Bodies,
     /// The room of the message at hand, which goes with its call.
     charge: Option<Charge>,
+    /// The place of the call at hand among all that run.
+    place: Option<OwnedSemaphorePermit>,
 }
 
 impl Connection {
@@ -217,14 +222,30 @@ impl Connection {
         }
     }
 
-    /// One match over every call. An error is answered by the caller; everything else answers for itself.
+    /// Carries a call out, in a place among those that all connections have.
     async fn route(&mut self, id: Id, call: Call) -> Result<(), RpcError> {
+        if !is_control(&call) {
+            let place = Arc::clone(&self.core.room.calls).try_acquire_owned();
+            self.place = Some(place.map_err(|_full| {
+                let text =
+                    format!("{}: at most {} calls run on this server; send it again", call.method(), self.core.config.calls);
+                reply::limit(text, "max-calls", self.core.config.calls, Scope::Server)
+            })?);
+        }
+        let routed = self.dispatch(id, call).await;
+        self.place = None;
+        routed
+    }
+
+    /// One match over every call. An error is answered by the caller; everything else answers for itself.
+    async fn dispatch(&mut self, id: Id, call: Call) -> Result<(), RpcError> {
         match call {
             Call::Initialize(params) => self.initialize(id, params).await,
             Call::EnvironmentInfo(params) => {
                 let enforcement = params.enforcement.then(|| Box::new(self.core.enforcement.clone()));
                 let extensions = params.extensions.then(|| Box::new(environment::extensions(&self.core.config)));
-                self.answer(&id, &EnvironmentInfo { enforcement, extensions, ..self.core.environment.clone() }).await
+                let limits = params.limits.then(|| environment::limits(&self.core.config));
+                self.answer(&id, &EnvironmentInfo { enforcement, extensions, limits, ..self.core.environment.clone() }).await
             }
             Call::EnvironmentStatus => self.answer(&id, &EnvironmentStatus { status: "ready".to_owned() }).await,
             Call::ProcessStart(params) => self.start(id, params).await,
@@ -306,9 +327,9 @@ impl Connection {
         command: impl FnOnce(oneshot::Sender<Result<T, RpcError>>) -> Command,
     ) -> Result<(), RpcError> {
         let answer = self.command(command).await?;
-        let (charge, outgoing, replies) = (self.charge.take(), self.outgoing.clone(), self.replies.clone());
+        let (held, outgoing, replies) = (self.held(), self.outgoing.clone(), self.replies.clone());
         self.inputs.spawn(async move {
-            let _room_of_the_message = charge;
+            let _room_and_place = held;
             carry_out(id.clone(), outgoing, replies, answered(id, answer)).await;
         });
         Ok(())
@@ -338,12 +359,17 @@ impl Connection {
 
     /// Runs a call in a slot.
     fn run(&mut self, id: Id, call: impl Future<Output = Result<Answer, RpcError>> + Send + 'static) {
-        let charge = self.charge.take();
+        let held = self.held();
         let answered = carry_out(id, self.outgoing.clone(), self.replies.clone(), call);
         self.calls.spawn(async move {
-            let _room_of_the_message = charge;
+            let _room_and_place = held;
             answered.await;
         });
+    }
+
+    /// What the call at hand holds until it is answered.
+    fn held(&mut self) -> (Option<Charge>, Option<OwnedSemaphorePermit>) {
+        (self.charge.take(), self.place.take())
     }
 
     async fn answer(&self, id: &Id, result: &impl Serialize) -> Result<(), RpcError> {
@@ -376,7 +402,7 @@ impl Connection {
         self.calls.shutdown().await;
         self.control.shutdown().await;
         self.inputs.shutdown().await;
-        self.streams.tasks.shutdown().await;
+        self.bodies.tasks.shutdown().await;
         let Some((session, attachment)) = self.attached else { return };
         let handles = if self.keeps_handles { self.handles } else { Handles::default() };
         let command = if resumable { Command::Detach(Attachment { handles, ..attachment }) } else { Command::Close };

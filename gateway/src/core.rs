@@ -1,5 +1,6 @@
 //! The gateway: what all connections share, and the task that owns every connection and session.
 
+use crate::budget::Budget;
 use crate::config::Config;
 use crate::connection;
 use crate::environment;
@@ -12,9 +13,10 @@ use crate::policies::{Ceiling, Policies};
 use crate::process::launch;
 use crate::registry::Registry;
 use crate::reply;
-use crate::session::{self, Command, SessionConfig, SessionHandle, SpoolLimits, Turn};
+use crate::session::{self, Command, Places, SessionConfig, SessionHandle, SpoolLimits, Turn};
 use portcullis_protocol::environment::{Enforcement, EnvironmentInfo};
 use portcullis_protocol::helper::{HIDDEN_FLAG, NamespaceLayer};
+use portcullis_protocol::limit::Scope;
 use portcullis_protocol::path::AbsolutePath;
 use portcullis_protocol::process::StartParams;
 use portcullis_protocol::rpc::{RpcError, code};
@@ -25,7 +27,7 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
@@ -75,13 +77,44 @@ pub(crate) struct Core {
     pub(crate) pool: Pool,
     /// What requests over HTTP share.
     pub(crate) outbound: Outbound,
+    pub(crate) room: Room,
     spawner: Spawner,
     work: mpsc::Sender<Work>,
 }
 
+/// What all connections and sessions share of what there is.
+#[derive(Debug)]
+pub(crate) struct Room {
+    /// Of messages on their way in. Apart from replies, since a message is held until its call is answered: a call must be able
+    /// to wait for the room of its reply without holding up the replies that have theirs.
+    pub(crate) incoming: Budget,
+    pub(crate) replies: Budget,
+    /// Of bodies over HTTP that come whole. Apart from both: a call that has the room of its message waits for that of the body,
+    /// and then for that of its reply, and never the other way.
+    pub(crate) bodies: Budget,
+    /// Calls that run.
+    pub(crate) calls: Arc<Semaphore>,
+    sessions: Arc<Semaphore>,
+    processes: Arc<Semaphore>,
+}
+
+impl Room {
+    fn new(config: &Config) -> Self {
+        let places = |count: usize| Arc::new(Semaphore::new(count.min(Semaphore::MAX_PERMITS)));
+        Self {
+            incoming: Budget::new(config.buffer_bytes / 2),
+            replies: Budget::new(config.buffer_bytes / 4),
+            bodies: Budget::new(config.buffer_bytes / 4),
+            calls: places(config.calls),
+            sessions: places(config.sessions),
+            processes: places(config.processes),
+        }
+    }
+}
+
 enum Work {
     Connection(Link),
-    Session(Arc<str>, Pin<Box<dyn Future<Output = ()> + Send>>),
+    Session(Arc<str>, OwnedSemaphorePermit, Pin<Box<dyn Future<Output = ()> + Send>>),
     /// A change that goes on although its connection has ended: its place in the session's order, and the sign of its end.
     Linger(Turn, oneshot::Receiver<()>),
 }
@@ -128,6 +161,7 @@ impl Gateway {
             environment: environment::describe(&config),
             enforcement: report::enforcement(spawner.namespaces()),
             registry: Registry::default(),
+            room: Room::new(&config),
             pool: pool.clone(),
             outbound: Outbound::new(&config),
             spawner,
@@ -194,7 +228,16 @@ impl Gateway {
 impl Core {
     /// Makes a session and gives its task to the owner.
     pub(crate) async fn new_session(&self) -> Result<SessionHandle, RpcError> {
+        let place = Arc::clone(&self.room.sessions).try_acquire_owned().map_err(|_full| {
+            let text = format!(
+                "initialize: at most {} sessions are kept on this server, detached ones included; resume one, or try again later",
+                self.config.sessions
+            );
+            reply::limit(text, "max-sessions", self.config.sessions, Scope::Server)
+        })?;
         let config = SessionConfig {
+            most_processes: self.config.session_processes,
+            processes: Places { free: Arc::clone(&self.room.processes), all: self.config.processes },
             retention: self.config.retention,
             allow_unprotected: self.config.allow_unprotected_metadata,
             environment: Arc::clone(&self.config.environment),
@@ -204,7 +247,7 @@ impl Core {
         };
         let (handle, task) = session::start(uuid::Uuid::new_v4().to_string().into(), self.spawner.clone(), config);
         self.registry.insert(handle.clone());
-        let work = Work::Session(handle.id(), Box::pin(task));
+        let work = Work::Session(handle.id(), place, Box::pin(task));
         self.work.send(work).await.map_err(|_| reply::internal("the server is shutting down"))?;
         Ok(handle)
     }
@@ -272,13 +315,14 @@ async fn own(core: Arc<Core>, mut queue: mpsc::Receiver<Work>, closing: Cancella
                         drop(turn);
                     });
                 }
-                Work::Session(id, task) => {
+                Work::Session(id, place, task) => {
                     let core = Arc::clone(&core);
                     sessions.spawn(async move {
                         task.await;
                         core.registry.remove(&id);
                         core.spawner.end_session(&id).await;
                         core.pool.forget(id).await;
+                        drop(place);
                     });
                 }
             },

@@ -1,10 +1,12 @@
 //! What `environment/info` answers.
 
 use crate::config::Config;
+use crate::limits::LIMITS;
 use portcullis_protocol::environment::{Capabilities, EnvironmentInfo, Extensions, Shell};
 use portcullis_protocol::path::{AbsolutePath, WirePath};
 use portcullis_protocol::signal::Signal;
 use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
@@ -44,7 +46,13 @@ pub(crate) fn describe(config: &Config) -> EnvironmentInfo {
         },
         enforcement: None,
         extensions: None,
+        limits: None,
     }
+}
+
+/// The operator's limits by their names.
+pub(crate) fn limits(config: &Config) -> BTreeMap<String, u64> {
+    LIMITS.iter().map(|limit| (limit.name.to_owned(), limit.value(config))).collect()
 }
 
 /// What this server understands beyond the wire that its clients know.
@@ -59,6 +67,7 @@ pub(crate) fn extensions(config: &Config) -> Extensions {
         keep_handles: true,
         take_over: true,
         process_bounds: true,
+        process_limits: false,
         max_retention_ms: u64::try_from(config.max_retention.as_millis()).unwrap_or(u64::MAX),
         process_events: true,
         process_acknowledge: true,

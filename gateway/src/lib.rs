@@ -19,6 +19,7 @@ mod handles;
 mod handshake;
 mod helper;
 mod http;
+mod limits;
 mod link;
 mod listen;
 mod peer;
@@ -33,6 +34,7 @@ pub use crate::budget::Charge;
 pub use crate::config::{Config, ExecServerRuntimePaths};
 pub use crate::core::{Gateway, Readiness, StartError};
 pub use crate::http::{EgressRule, EgressRuleError};
+pub use crate::limits::{LIMITS, Limit, LimitError, Unit};
 pub use crate::link::{ConnectionEnded, Inlet, Link, LinkEnd, Outgoing};
 pub use crate::listen::{
     Credential, DEFAULT_LISTEN_URL, ExecServerListenUrlParseError, ListenError, ListenUrl, SecretTooShort, SignedBearer,

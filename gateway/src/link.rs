@@ -31,6 +31,8 @@ pub struct Link {
     pub(crate) doubt: Doubt,
     /// How long its client may take for the handshake; none: as long as it likes.
     pub(crate) handshake: Option<Duration>,
+    /// What its client's messages are charged to.
+    pub(crate) budget: Budget,
 }
 
 /// Raised when somebody else wants what the client of a link has: the client may be gone without a word, and a transport that
@@ -128,7 +130,9 @@ impl Link {
         let (outgoing, from_gateway) = mpsc::channel(QUEUE);
         let (doubt, doubts) = watch::channel(());
         let (answered, answers) = watch::channel(0);
+        let budget = Budget::new(INCOMING_BYTES);
         let link = Self {
+            budget: budget.clone(),
             incoming,
             outgoing,
             answered: answers,
@@ -138,7 +142,7 @@ impl Link {
             doubt: Doubt(doubt),
             handshake: None,
         };
-        let inlet = Inlet { messages, answered, budget: Budget::new(INCOMING_BYTES) };
+        let inlet = Inlet { messages, answered, budget };
         (link, LinkEnd { incoming: inlet, outgoing: from_gateway, doubts })
     }
 

@@ -2,6 +2,7 @@
 
 use crate::helper::worker::WorkerError;
 use portcullis_protocol::helper::{FsError, errno_text};
+use portcullis_protocol::limit::{LimitReached, Scope};
 use portcullis_protocol::path::PathError;
 use portcullis_protocol::rpc::{RpcError, code};
 use rustix::io::Errno;
@@ -53,6 +54,12 @@ pub(crate) fn invalid(text: impl Into<String>) -> RpcError {
 /// Of a session that ended while a call was on its way.
 pub(crate) fn session_ended() -> RpcError {
     invalid("the session has ended")
+}
+
+/// Of a call that would need more than the operator allows, where all of it is in use. `limit` is its name in [`crate::LIMITS`].
+pub(crate) fn limit(text: impl Into<String>, limit: &str, value: usize, scope: Scope) -> RpcError {
+    let (limit, value) = (limit.to_owned(), u64::try_from(value).unwrap_or(u64::MAX));
+    invalid(text).with_limit(&LimitReached { limit, value, used: value, scope })
 }
 
 /// A defect of ours.

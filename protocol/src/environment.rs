@@ -3,6 +3,7 @@
 use crate::helper::NamespaceLayer;
 use crate::path::WirePath;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// Result of `environment/status`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,6 +51,9 @@ pub struct EnvironmentInfo {
     /// What it understands beyond the wire that its clients know, if that was asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub extensions: Option<Box<Extensions>>,
+    /// The operator's limits by their names, if that was asked for. 0 means that there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limits: Option<BTreeMap<String, u64>>,
 }
 
 /// Parameters of `environment/info`.
@@ -60,6 +64,8 @@ pub struct InfoParams {
     pub enforcement: bool,
     /// Answer also what is understood beyond the wire that clients know.
     pub extensions: bool,
+    /// Answer also the operator's limits.
+    pub limits: bool,
 }
 
 /// What a server understands beyond the wire that its clients know. Not among the [`Capabilities`], whose keys clients compare.
@@ -88,6 +94,8 @@ pub struct Extensions {
     pub take_over: bool,
     /// `stallMs` and `ceilingMs` of `process/start`, and `graceMs` of `process/terminate`.
     pub process_bounds: bool,
+    /// `limits` of `process/start`, and `report` of `process/terminate`.
+    pub process_limits: bool,
     /// What `retentionMs` of `initialize` may ask for at most; 0 if it is not understood.
     pub max_retention_ms: u64,
 }

@@ -2,6 +2,7 @@
 
 use crate::base64;
 use crate::denial::Denials;
+use crate::limit::LimitReached;
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -46,6 +47,8 @@ pub enum Event {
         code: i32,
         /// What layers of its sandbox were seen to refuse. Shared with who remembers how it ended.
         denials: Arc<Denials>,
+        /// The limits that it reached, each once.
+        limits: Vec<LimitReached>,
     },
     /// It ended and all its streams did: the last event.
     Closed,
@@ -57,7 +60,7 @@ impl Event {
     pub fn size(&self) -> usize {
         match self {
             Self::Output { chunk, .. } => chunk.len(),
-            Self::Exited { denials, .. } => denials.size(),
+            Self::Exited { denials, limits, .. } => denials.size() + limits.iter().map(LimitReached::size).sum::<usize>(),
             Self::Closed => 0,
         }
     }
@@ -79,7 +82,7 @@ impl Event {
                 text.push('"');
                 text
             }
-            Self::Exited { code, denials } => {
+            Self::Exited { code, denials, limits } => {
                 let denied = denials.failed_it(*code);
                 let mut text = format!(
                     r#"{{"method":"process/exited","params":{{"processId":{id},"seq":{seq},"exitCode":{code},"sandboxDenied":{denied}"#
@@ -92,6 +95,11 @@ impl Event {
                 }
                 if denials.more > 0 {
                     let _infallible = write!(text, r#","denialsMore":{}"#, denials.more);
+                }
+                if !limits.is_empty()
+                    && let Ok(list) = serde_json::to_string(limits)
+                {
+                    let _infallible = write!(text, r#","limits":{list}"#);
                 }
                 text
             }
@@ -106,6 +114,7 @@ impl Event {
 mod tests {
     use super::*;
     use crate::denial::{Denial, Layer, Wanted};
+    use crate::limit::Scope;
     use serde_json::{Value, json};
 
     #[test]
@@ -115,14 +124,21 @@ mod tests {
         let params = json!({"processId": "a\"\\\n", "seq": 7, "stream": "stderr", "chunk": "aGk="});
         assert_eq!(parsed, json!({"method": "process/output", "params": params}));
         let exited = |code, denials: Denials| -> Value {
-            serde_json::from_str(&Event::Exited { code, denials: Arc::new(denials) }.notification("p", 2)).unwrap()
+            let exited = Event::Exited { code, denials: Arc::new(denials), limits: Vec::new() };
+            serde_json::from_str(&exited.notification("p", 2)).unwrap()
         };
         let ordinary = exited(137, Denials::default());
         assert_eq!(ordinary["params"], json!({"processId": "p", "seq": 2, "exitCode": 137, "sandboxDenied": false}));
         let denial =
             Denial { path: "/e\"tc".to_owned(), access: Wanted::Write, layer: Layer::Mounts, rule: "r".to_owned(), grant: None };
         let denials = Denials { list: vec![denial.clone()], more: 0 };
-        assert!(Event::Exited { code: 1, denials: Arc::new(denials.clone()) }.size() > 6, "denials take room");
+        let exited_so = Event::Exited { code: 1, denials: Arc::new(denials.clone()), limits: Vec::new() };
+        assert!(exited_so.size() > 6, "denials take room");
+        let limits = vec![LimitReached { limit: "cpuMs".to_owned(), value: 9, used: 9, scope: Scope::Process }];
+        let limited = Event::Exited { code: 9, denials: Arc::default(), limits };
+        assert!(limited.size() > 5, "limits take room");
+        let parsed: Value = serde_json::from_str(&limited.notification("p", 2)).unwrap();
+        assert_eq!(parsed["params"]["limits"], json!([{"limit": "cpuMs", "value": 9, "used": 9, "scope": "process"}]));
         let list = json!([{"path": "/e\"tc", "access": "write", "layer": "mounts", "rule": "r", "grant": null}]);
         let failed = exited(1, denials.clone());
         assert_eq!(failed["params"], json!({"processId": "p", "seq": 2, "exitCode": 1, "sandboxDenied": true, "denials": list}));

@@ -14,6 +14,7 @@ pub mod fs;
 pub mod helper;
 pub mod http;
 pub mod init;
+pub mod limit;
 pub mod logged;
 pub mod method;
 pub mod path;

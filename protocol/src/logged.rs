@@ -3,6 +3,7 @@
 use crate::base64::Chunk;
 use crate::denial::{self, Denial};
 use crate::event::Stream;
+use crate::limit::{self, LimitReached};
 use serde::{Deserialize, Serialize};
 
 /// An event in an answer to `process/read` with `events`.
@@ -32,6 +33,9 @@ pub enum LoggedEvent {
         /// How many more there were; absent if none.
         #[serde(default, skip_serializing_if = "is_zero")]
         denials_more: u64,
+        /// The limits that it reached, as far as they can be seen; absent if none.
+        #[serde(default, deserialize_with = "limit::known", skip_serializing_if = "Vec::is_empty")]
+        limits: Vec<LimitReached>,
     },
     /// It ended and all its streams did. Nothing follows.
     Closed {
@@ -106,7 +110,14 @@ mod tests {
                 json!({"type": "output", "seq": 1, "stream": "pty", "chunk": "eA=="}),
             ),
             (
-                LoggedEvent::Exited { seq: 2, exit_code: 3, sandbox_denied: false, denials: Vec::new(), denials_more: 0 },
+                LoggedEvent::Exited {
+                    seq: 2,
+                    exit_code: 3,
+                    sandbox_denied: false,
+                    denials: Vec::new(),
+                    denials_more: 0,
+                    limits: Vec::new(),
+                },
                 json!({"type": "exited", "seq": 2, "exitCode": 3, "sandboxDenied": false}),
             ),
             (LoggedEvent::Closed { seq: 3 }, json!({"type": "closed", "seq": 3})),

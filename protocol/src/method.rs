@@ -182,6 +182,40 @@ impl Call {
         }
     }
 
+    /// The name of its method, out of a closed list: what a client makes up is never among them.
+    #[must_use]
+    pub fn method(&self) -> &'static str {
+        match self {
+            Self::Initialize(_) => "initialize",
+            Self::EnvironmentInfo(_) => "environment/info",
+            Self::EnvironmentStatus => "environment/status",
+            Self::ProcessStart(_) => "process/start",
+            Self::ProcessRead(_) => "process/read",
+            Self::ProcessAcknowledge(_) => "process/acknowledge",
+            Self::ProcessWrite(_) => "process/write",
+            Self::ProcessCloseStdin(_) => "process/closeStdin",
+            Self::ProcessResize(_) => "process/resize",
+            Self::ProcessList => "process/list",
+            Self::ProcessSignal(_) => "process/signal",
+            Self::ProcessTerminate(_) => "process/terminate",
+            Self::FsReadFile(_) => "fs/readFile",
+            Self::FsWriteFile(_) => "fs/writeFile",
+            Self::FsCreateDirectory(_) => "fs/createDirectory",
+            Self::FsGetMetadata(_) => "fs/getMetadata",
+            Self::FsCanonicalize(_) => "fs/canonicalize",
+            Self::FsReadDirectory(_) => "fs/readDirectory",
+            Self::FsWalk(_) => "fs/walk",
+            Self::FsRemove(_) => "fs/remove",
+            Self::FsCopy(_) => "fs/copy",
+            Self::FsOpen(_) => "fs/open",
+            Self::FsReadBlock(_) => "fs/readBlock",
+            Self::FsWriteBlock(_) => "fs/writeBlock",
+            Self::FsClose(_) => "fs/close",
+            Self::HttpRequest(_) => "http/request",
+            Self::NotBuilt { method, .. } => method,
+        }
+    }
+
     /// The family whose handshake rule holds; none for `initialize` itself.
     #[must_use]
     pub fn family(&self) -> Option<Family> {
@@ -324,6 +358,41 @@ mod tests {
     fn decode(method: &str, params: &str) -> Result<Decoded, RpcError> {
         let raw: Box<RawValue> = serde_json::from_str(params).unwrap();
         Call::decode(method, Some(&raw))
+    }
+
+    #[test]
+    fn a_call_knows_the_name_it_was_called_by() {
+        let path = r#"{"path":"file:///p"}"#;
+        let process = r#"{"processId":"p"}"#;
+        for (method, params) in [
+            ("initialize", r#"{"clientName":"c"}"#),
+            ("environment/info", "null"),
+            ("environment/status", "null"),
+            ("process/start", r#"{"processId":"p","argv":["a"],"cwd":"file:///","env":{},"tty":false}"#),
+            ("process/read", process),
+            ("process/acknowledge", r#"{"processId":"p","seq":1}"#),
+            ("process/write", r#"{"processId":"p","chunk":"","writeId":"w"}"#),
+            ("process/closeStdin", process),
+            ("process/resize", r#"{"processId":"p","rows":1,"cols":1}"#),
+            ("process/list", "null"),
+            ("process/signal", r#"{"processId":"p","signal":"interrupt"}"#),
+            ("process/terminate", process),
+            ("fs/readFile", path),
+            ("fs/writeFile", r#"{"path":"file:///p","dataBase64":""}"#),
+            ("fs/createDirectory", path),
+            ("fs/getMetadata", path),
+            ("fs/canonicalize", path),
+            ("fs/readDirectory", path),
+            ("fs/remove", path),
+            ("fs/copy", r#"{"sourcePath":"file:///p","destinationPath":"file:///q","recursive":false}"#),
+            ("fs/open", r#"{"handleId":"h","path":"file:///p"}"#),
+            ("fs/readBlock", r#"{"handleId":"h","offset":0,"len":1}"#),
+            ("fs/writeBlock", r#"{"handleId":"h","offset":0,"chunk":""}"#),
+            ("fs/close", r#"{"handleId":"h"}"#),
+            ("http/request", r#"{"method":"GET","url":"u","requestId":"r"}"#),
+        ] {
+            assert_eq!(decode(method, params).unwrap().call.method(), method);
+        }
     }
 
     #[track_caller]

@@ -4,6 +4,7 @@ use crate::base64::Chunk;
 use crate::denial::{self, Denial};
 use crate::event::Stream;
 use crate::helper::Enforced;
+use crate::limit::{self, LimitInForce, LimitReached, ProcessLimits, TreeEnd};
 use crate::logged::{Gap, LoggedEvent, WhenFull};
 use crate::path::WirePath;
 use crate::signal::Signal;
@@ -73,6 +74,9 @@ pub struct StartParams {
     /// The same for all the time since the call. At least 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ceiling_ms: Option<NonZeroU64>,
+    /// What it may use. A limit that cannot be held here refuses the start.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limits: Option<ProcessLimits>,
 }
 
 impl StartParams {
@@ -100,6 +104,7 @@ impl StartParams {
             when_full: None,
             stall_ms: None,
             ceiling_ms: None,
+            limits: None,
         }
     }
 }
@@ -164,6 +169,9 @@ pub struct StartResult {
     /// What the kernel enforces on it, if that was asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub enforcement: Option<Box<Enforced>>,
+    /// The limits that hold it; absent if none does.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub limits: Vec<LimitInForce>,
 }
 
 /// Parameters of `process/read`.
@@ -215,6 +223,9 @@ pub struct ReadResult {
     /// How many more there were; absent if none.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub denials_more: u64,
+    /// The limits that it reached, as far as they can be seen; absent if none.
+    #[serde(default, deserialize_with = "limit::known", skip_serializing_if = "Vec::is_empty")]
+    pub limits: Vec<LimitReached>,
     /// What is behind `after_seq` and not kept any more; absent if nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gap: Option<Gap>,
@@ -315,6 +326,9 @@ pub struct TerminateParams {
     /// Send SIGTERM first, and kill it so many milliseconds later if it still runs. Absent or 0: kill it at once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grace_ms: Option<u64>,
+    /// Answer also how everything that it started is ended.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub report: bool,
 }
 
 /// Result of `process/terminate`.
@@ -323,6 +337,9 @@ pub struct TerminateResult {
     /// Whether it ran.
     #[serde(default)]
     pub running: bool,
+    /// How everything that it started is ended, if that was asked for and it is known here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended: Option<TreeEnd>,
 }
 
 /// Result of `process/list`.
@@ -401,6 +418,9 @@ pub struct ExitedNotice {
     /// How many more there were; absent if none.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub denials_more: u64,
+    /// The limits that it reached, as far as they can be seen; absent if none.
+    #[serde(default, deserialize_with = "limit::known", skip_serializing_if = "Vec::is_empty")]
+    pub limits: Vec<LimitReached>,
 }
 
 /// Parameters of the notification `process/closed`.

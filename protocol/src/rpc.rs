@@ -1,6 +1,7 @@
 //! The envelope: JSON-RPC 2.0 without its version member.
 
 use crate::denial::{self, Denial};
+use crate::limit::LimitReached;
 use serde::de::{DeserializeSeed, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
@@ -97,6 +98,12 @@ impl RpcError {
     #[must_use]
     pub fn with_denials(self, denials: &[Denial]) -> Self {
         Self { data: Some(serde_json::json!({ "denials": denials })), ..self }
+    }
+
+    /// The same error, with the limit for which it refuses as `data`.
+    #[must_use]
+    pub fn with_limit(self, reached: &LimitReached) -> Self {
+        Self { data: serde_json::to_value(reached).ok(), ..self }
     }
 
     /// What was denied, as far as the error says so in a way that this version understands.

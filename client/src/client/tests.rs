@@ -28,7 +28,7 @@ async fn serve(mut requests: mpsc::Receiver<String>, answers: mpsc::Sender<Strin
             let output = Event::Output { stream: Stream::Stdout, chunk: b"x".to_vec() };
             answers.send(output.notification("p", 1)).await.unwrap();
             let denials = Arc::new(Denials { list: vec![denial()], more: 2 });
-            answers.send(Event::Exited { code: 1, denials }.notification("p", 2)).await.unwrap();
+            answers.send(Event::Exited { code: 1, denials, limits: Vec::new() }.notification("p", 2)).await.unwrap();
         }
     }
 }
@@ -209,7 +209,7 @@ async fn a_process_is_a_stream_and_a_sink() {
         for event in [
             Event::Output { stream: Stream::Stderr, chunk: b"x".to_vec() }.notification("p", 1),
             Event::Closed.notification("p", 3),
-            Event::Exited { code: 0, denials: Arc::default() }.notification("p", 2),
+            Event::Exited { code: 0, denials: Arc::default(), limits: Vec::new() }.notification("p", 2),
         ] {
             played.answers.send(event).await.unwrap();
         }

@@ -116,7 +116,7 @@ impl Process {
     /// # Errors
     /// See [`ExecServerError`].
     pub async fn terminate(&self) -> Result<bool, ExecServerError> {
-        let params = TerminateParams { process_id: self.id().to_owned(), grace_ms: None };
+        let params = TerminateParams { process_id: self.id().to_owned(), grace_ms: None, report: false };
         self.client.call("process/terminate", &params).await.map(|answer: TerminateResult| answer.running)
     }
 }

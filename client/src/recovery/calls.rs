@@ -76,7 +76,7 @@ impl Core {
                 (process_id, ProcessEvent::Output { seq, stream, chunk: chunk.0 })
             }
             Some(Notice::Exited(exited)) => {
-                let ExitedNotice { process_id, seq, exit_code: code, sandbox_denied: denied, denials, denials_more } = exited;
+                let ExitedNotice { process_id, seq, exit_code: code, sandbox_denied: denied, denials, denials_more, .. } = exited;
                 let denials = Denials { list: denials, more: denials_more };
                 (process_id, ProcessEvent::Exited { seq, code, denied, denials })
             }

@@ -23,7 +23,7 @@ pub(crate) fn page(order: &mut Order<ProcessEvent>, read: ReadResult) -> Result<
         let seq = event.last_seq();
         let event = match event {
             LoggedEvent::Output { seq, stream, chunk } => ProcessEvent::Output { seq, stream, chunk: chunk.0 },
-            LoggedEvent::Exited { seq, exit_code: code, sandbox_denied: denied, denials, denials_more } => {
+            LoggedEvent::Exited { seq, exit_code: code, sandbox_denied: denied, denials, denials_more, .. } => {
                 ProcessEvent::Exited { seq, code, denied, denials: Denials { list: denials, more: denials_more } }
             }
             LoggedEvent::Closed { seq } => ProcessEvent::Closed { seq },

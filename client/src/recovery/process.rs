@@ -394,7 +394,7 @@ impl Core {
 
     fn clean_up(&mut self, id: RouteId) {
         let Some(route) = self.routes.get(&id) else { return };
-        let params = TerminateParams { process_id: route.process.clone(), grace_ms: None };
+        let params = TerminateParams { process_id: route.process.clone(), grace_ms: None, report: false };
         let params = serde_json::to_string(&params).expect("Invariant: a text can be written");
         let (owner, method) = (Owner::CleanUp(id), "process/terminate".to_owned());
         let call = Call { owner, method, params, again: Again::Send, slot: Slot::Own, sent: false };

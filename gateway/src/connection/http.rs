@@ -24,7 +24,7 @@ impl Connection {
     }
 
     fn http_whole(&mut self, id: Id, request: Request) {
-        let (core, bodies) = (Arc::clone(&self.core), self.bodies.clone());
+        let (core, bodies) = (Arc::clone(&self.core), self.bodies.whole.clone());
         self.run(id.clone(), async move {
             let (attempt, deadline) = (request.attempt(), request.deadline());
             let answer = fetch(&core.outbound, request).await?;
@@ -40,10 +40,10 @@ impl Connection {
     }
 
     fn http_in_parts(&mut self, id: Id, request: Request, request_id: String) -> Result<(), RpcError> {
-        let in_use = self.streams.reserve(&request_id)?;
-        let (core, outgoing, replies, charge) =
-            (Arc::clone(&self.core), self.outgoing.clone(), self.replies.clone(), self.charge.take());
-        let parts = Parts { request_id, outgoing: outgoing.clone(), replies: replies.clone(), deadline: request.deadline() };
+        let in_use = self.bodies.reserve(&request_id)?;
+        let (core, outgoing, replies, held) = (Arc::clone(&self.core), self.outgoing.clone(), self.replies.clone(), self.held());
+        let (room, deadline) = (self.bodies.parts.clone(), request.deadline());
+        let parts = Parts { request_id, outgoing: outgoing.clone(), room, deadline };
         let ((answers, answered), (begin, begun)) = (oneshot::channel(), oneshot::channel());
         let answer_id = id.clone();
         let call = async move {
@@ -54,14 +54,14 @@ impl Connection {
             Ok(Answer::from(result))
         };
         self.calls.spawn(async move {
-            let _room_of_the_message = charge;
+            let _room_and_place = held;
             carry_out(id, outgoing, replies, call).await;
             // The parts come behind the result.
             if let Ok(answer) = answered.await {
                 let _connection_gone = begin.send(answer);
             }
         });
-        self.streams.tasks.spawn(async move {
+        self.bodies.tasks.spawn(async move {
             if let Ok((answer, in_use)) = begun.await {
                 send_parts(answer, parts, in_use).await;
             }

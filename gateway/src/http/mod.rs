@@ -20,9 +20,9 @@ mod whole;
 
 pub(crate) use exchange::Answer;
 pub(crate) use fetch::fetch;
-pub(crate) use parts::{Parts, Streams, send_parts};
+pub(crate) use parts::{Bodies, Parts, send_parts};
 pub(crate) use request::Request;
-pub(crate) use whole::{LARGEST, whole};
+pub(crate) use whole::whole;
 
 pub use egress::{EgressRule, EgressRuleError};
 

@@ -2,6 +2,7 @@
 
 use super::Answer;
 use super::fetch::within;
+use super::whole::LARGEST;
 use crate::answer::text_size;
 use crate::budget::Budget;
 use crate::link::Outgoing;
@@ -19,12 +20,18 @@ use tokio::time::Instant;
 const STREAMS: usize = 256;
 /// Bytes of one part.
 const PART: usize = 1 << 20;
+/// Bytes of parts on their way to one client. Few, since one that reads nothing holds them for as long as it is connected.
+const ON_THE_WAY: usize = 8 << 20;
 /// The words that clients of this wire know for a body that is not whole.
 const BROKEN: &str = "error decoding response body";
 
-/// The streamed answers of one connection.
-#[derive(Debug, Default)]
-pub(crate) struct Streams {
+/// Bodies on their way to one client.
+#[derive(Debug)]
+pub(crate) struct Bodies {
+    /// What those that come whole may hold while they come. Apart from the replies, which must not wait for a slow server.
+    pub(crate) whole: Budget,
+    /// What the parts of all others may hold until they are sent.
+    pub(crate) parts: Budget,
     /// What sends them; they end with the connection.
     pub(crate) tasks: JoinSet<()>,
     /// Ids in use. One is free again as soon as its last part is on its way.
@@ -37,7 +44,15 @@ pub(crate) struct InUse {
     _alive: Arc<()>,
 }
 
-impl Streams {
+impl Bodies {
+    /// None yet. What they hold is a part of what those of all clients may.
+    pub(crate) fn new(bodies: &Budget, replies: &Budget) -> Self {
+        let (whole, parts) = (Budget::new(LARGEST), Budget::new(ON_THE_WAY));
+        whole.join(bodies);
+        parts.join(replies);
+        Self { whole, parts, tasks: JoinSet::new(), ids: HashMap::new() }
+    }
+
     /// Takes an id.
     pub(crate) fn reserve(&mut self, id: &str) -> Result<InUse, RpcError> {
         self.ids.retain(|_, in_use| in_use.strong_count() > 0);
@@ -61,8 +76,8 @@ impl Streams {
 pub(crate) struct Parts {
     pub(crate) request_id: String,
     pub(crate) outgoing: mpsc::Sender<Outgoing>,
-    /// What large replies of the connection may hold.
-    pub(crate) replies: Budget,
+    /// What the parts on their way may hold.
+    pub(crate) room: Budget,
     /// When all of it must be over.
     pub(crate) deadline: Option<Instant>,
 }
@@ -99,7 +114,7 @@ impl Sent {
     /// Sends one part once there is room; false if the client is gone.
     async fn part(&mut self, bytes: Vec<u8>, done: bool, detail: Option<String>) -> bool {
         self.seq += 1;
-        let room = self.to.replies.charge(text_size(bytes.len()) + self.to.request_id.len()).await;
+        let room = self.to.room.charge(text_size(bytes.len()) + self.to.request_id.len()).await;
         let delta = BodyDelta {
             request_id: self.to.request_id.clone(),
             seq: self.seq,
@@ -119,7 +134,7 @@ mod tests {
 
     #[test]
     fn an_id_is_taken_once_and_free_again() {
-        let mut streams = Streams::default();
+        let mut streams = Bodies::new(&Budget::new(1), &Budget::new(1));
         let first = streams.reserve("a").unwrap();
         let taken = streams.reserve("a").unwrap_err();
         assert_eq!(taken.message, "http/request streamResponse requestId `a` is already active");

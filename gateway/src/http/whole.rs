@@ -7,7 +7,7 @@ use portcullis_protocol::rpc::RpcError;
 use tokio::time::Instant;
 
 /// Bytes of a body that comes whole: in base64 it is as large as the largest message (64 MiB). A larger one comes in parts.
-pub(crate) const LARGEST: usize = 48 << 20;
+pub(super) const LARGEST: usize = 48 << 20;
 /// Bytes that a body may have before it is charged; with every slot of a connection in use that is no more than one large.
 const SMALL: usize = 1 << 20;
 

@@ -5,7 +5,9 @@ use super::message::{Answer, Call, Output, Start};
 use super::operations::Come;
 use super::process::{Ended, Phase, Process, Starting, Unparked, Written};
 use super::state::State;
+use crate::reply;
 use portcullis_protocol::helper::Enforced;
+use portcullis_protocol::limit::Scope;
 use portcullis_protocol::process::{ListResult, Size, StartResult, TerminateResult, WriteParams, WriteResult, WriteStatus};
 use portcullis_protocol::rpc::{RpcError, code};
 use portcullis_protocol::signal::Signal;
@@ -16,9 +18,6 @@ use std::time::Instant;
 /// connection may hold of its client's messages: behind what waits there must be room to hear that output has arrived, without
 /// which the process may never read its input.
 const PARKED_BYTES: usize = 32 << 20;
-
-/// Processes of a session that live; each costs a task, descriptors and a log.
-const LIVE: usize = 1024;
 
 impl State {
     pub(super) fn start(&mut self, call: Call, start: Start, now: Instant) {
@@ -34,8 +33,10 @@ impl State {
             );
             return self.refuse_start(call, text);
         }
-        if self.processes.len() - self.closed.len() >= LIVE {
-            return self.refuse_start(call, format!("at most {LIVE} processes may run in a session"));
+        if self.processes.len() - self.closed.len() >= self.most_processes {
+            let most = self.most_processes;
+            let text = format!("process/start {}: at most {most} processes may run in a session; let some end", start.process);
+            return self.reply(call, Answer::Start(Err(reply::limit(text, "session-processes", most, Scope::Session))));
         }
         let (key, id): (u64, Arc<str>) = (self.next_key, start.process.as_str().into());
         self.next_key += 1;
@@ -74,7 +75,7 @@ impl State {
         let Starting { calls, kill, signals } = std::mem::take(starting);
         process.phase = Phase::Running;
         let (process_id, sandbox_type) = (process.id.to_string(), sandbox_type.to_owned());
-        let result = StartResult { process_id, sandbox_type, enforcement };
+        let result = StartResult { process_id, sandbox_type, enforcement, limits: Vec::new() };
         process.started = Some(result.clone());
         if let Some(operation) = &process.operation {
             self.operations.record(&operation_name(&process.id, operation));
@@ -220,7 +221,7 @@ impl State {
             Some((key, ..)) => self.kill(key),
             None => {}
         }
-        self.reply(call, Answer::Terminate(TerminateResult { running }));
+        self.reply(call, Answer::Terminate(TerminateResult { running, ended: None }));
     }
 
     /// A process that starts is killed as soon as it runs.

@@ -39,7 +39,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 /// Commands in line; the task takes them at once, so a few are enough.
@@ -59,6 +59,17 @@ pub(crate) struct SessionConfig {
     /// Where output waits for which there is no room while nobody is attached, and how much of it.
     pub(crate) spool: PathBuf,
     pub(crate) spool_limits: SpoolLimits,
+    /// Processes of the session that may live at a time.
+    pub(crate) most_processes: usize,
+    /// What it shares of those of all sessions.
+    pub(crate) processes: Places,
+}
+
+/// The processes of all sessions that may live at a time.
+#[derive(Debug, Clone)]
+pub(crate) struct Places {
+    pub(crate) free: Arc<Semaphore>,
+    pub(crate) all: usize,
 }
 
 /// A session as others reach it. Clones share it.

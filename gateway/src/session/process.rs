@@ -206,6 +206,7 @@ impl Process {
             sandbox_denied: exit_code.is_some_and(|code| self.denials.failed_it(code)),
             denials: self.denials.list.clone(),
             denials_more: self.denials.more,
+            limits: Vec::new(),
             gap: None,
             events: None,
         }

@@ -36,6 +36,8 @@ pub(super) enum Attachment {
 pub(super) struct State {
     retention: Retention,
     pub(super) limits: SpoolLimits,
+    /// Processes that may live at a time.
+    pub(super) most_processes: usize,
     pub(super) attachment: Attachment,
     /// Of the latest attachment; an older one may change nothing.
     pub(super) generation: u64,
@@ -64,10 +66,11 @@ pub(super) struct State {
 
 impl State {
     /// A session that waits for its first connection.
-    pub(super) fn new(retention: Retention, limits: SpoolLimits, now: Instant) -> Self {
+    pub(super) fn new(retention: Retention, limits: SpoolLimits, most_processes: usize, now: Instant) -> Self {
         Self {
             retention,
             limits,
+            most_processes,
             attachment: Attachment::Detached { until: now + retention.detached },
             generation: 0,
             successor: None,
@@ -286,7 +289,7 @@ impl State {
                 process.denials = Arc::clone(&denials);
                 process.input.close();
                 self.guards.remove(&key);
-                self.append(key, Event::Exited { code, denials });
+                self.append(key, Event::Exited { code, denials, limits: Vec::new() });
                 self.unpark(key);
             }
             Feed::Closed => self.close(key, now),

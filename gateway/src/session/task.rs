@@ -7,17 +7,19 @@ use super::guard::Bounds;
 use super::message::{Answer, Call, Input, Output, Retention, Start};
 use super::spool::{Done, Spools};
 use super::state::State;
-use super::{AttachError, Attachment, Change, Command, Newcomer, Order, Page, Reply, SessionConfig, Turn};
+use super::{AttachError, Attachment, Change, Command, Newcomer, Order, Page, Places, Reply, SessionConfig, Turn};
 use crate::budget::{Budget, Charge};
 use crate::handles::Handles;
 use crate::helper::spawner::{Child, Launch, LaunchError, Spawner};
 use crate::link::Outgoing;
 use crate::process::launch::{self, Ends};
 use crate::process::pump::{Controls, Feed, Pump};
+use crate::reply;
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use portcullis_protocol::fs::Empty;
+use portcullis_protocol::limit::Scope;
 use portcullis_protocol::process::{
     ListResult, ResizeParams, SignalParams, Size, StartParams, StartResult, TerminateResult, WriteResult,
 };
@@ -27,7 +29,7 @@ use std::collections::HashMap;
 use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
@@ -58,6 +60,8 @@ pub(super) struct Task {
     rooms: FuturesUnordered<BoxFuture<'static, (Call, Charge)>>,
     spools: Spools,
     controls: HashMap<u64, Controls>,
+    /// Of the processes that live, among those of all sessions.
+    places: HashMap<u64, OwnedSemaphorePermit>,
     pumps: JoinSet<u64>,
     pump_keys: HashMap<tokio::task::Id, u64>,
     feeds: mpsc::Receiver<(u64, Feed)>,
@@ -85,6 +89,8 @@ struct Begun {
     started: Result<Child, LaunchError>,
     /// Its client wants to know what is enforced on it.
     wants_enforcement: bool,
+    /// Its place among the processes of all sessions.
+    place: OwnedSemaphorePermit,
 }
 
 enum Wake {
@@ -104,7 +110,7 @@ impl Task {
         let retention = Retention { detached: config.retention, closed: config.retention };
         let (feed, feeds) = mpsc::channel(FEEDS);
         let spools = Spools::new(config.spool.clone());
-        let state = State::new(retention, config.spool_limits, now());
+        let state = State::new(retention, config.spool_limits, config.most_processes, now());
         Self {
             id,
             spawner,
@@ -120,6 +126,7 @@ impl Task {
             rooms: FuturesUnordered::new(),
             spools,
             controls: HashMap::new(),
+            places: HashMap::new(),
             pumps: JoinSet::new(),
             pump_keys: HashMap::new(),
             feeds,
@@ -165,7 +172,13 @@ impl Task {
             Wake::Command(Some(command)) => self.command(command),
             // Everybody who could come back is gone.
             Wake::Command(None) => self.handle(Input::Close),
-            Wake::Feed(key, feed) => self.handle(Input::Feed { key, feed }),
+            Wake::Feed(key, feed) => {
+                // Before anybody hears of the close, and starts the next one.
+                if matches!(feed, Feed::Closed) {
+                    self.places.remove(&key);
+                }
+                self.handle(Input::Feed { key, feed });
+            }
             Wake::Begun(begun) => self.begun(begun),
             Wake::Changed(operation, outcome) => self.handle(Input::Changed { operation, outcome }),
             Wake::Pump(ended) => self.pump_ended(ended),
@@ -308,6 +321,14 @@ impl Task {
     fn launch(&mut self, call: Call, key: u64) {
         let Some(Caller::Prepare(params, policy, turn, reply)) = self.callers.remove(&call) else { return };
         self.callers.insert(call, Caller::Start(reply));
+        let Places { free, all } = &self.config.processes;
+        let Ok(place) = Arc::clone(free).try_acquire_owned() else {
+            let text = format!(
+                "process/start {}: at most {all} processes may run on this server; let some end, or try again later",
+                params.process_id
+            );
+            return self.handle(Input::StartFailed { key, error: reply::limit(text, "max-processes", *all, Scope::Server) });
+        };
         let SessionConfig { environment, allow_unprotected, shell, .. } = &self.config;
         match launch::prepare(Arc::clone(&self.id), &params, policy.as_deref(), *allow_unprotected, environment, shell) {
             Ok((launch, ends)) => {
@@ -315,14 +336,14 @@ impl Task {
                 let bounds = Bounds { stall: milliseconds(params.stall_ms), ceiling: milliseconds(params.ceiling_ms) };
                 self.starts.push(Box::pin(async move {
                     let started = begin(&spawner, launch, turn, bounds.shortest()).await;
-                    Begun { key, ends, started, wants_enforcement }
+                    Begun { key, ends, started, wants_enforcement, place }
                 }));
             }
             Err(error) => self.handle(Input::StartFailed { key, error }),
         }
     }
 
-    fn begun(&mut self, Begun { key, ends, started, wants_enforcement }: Begun) {
+    fn begun(&mut self, Begun { key, ends, started, wants_enforcement, place }: Begun) {
         let child = match started {
             Ok(child) => child,
             Err(error) => return self.handle(Input::StartFailed { key, error: launch::failed(&error) }),
@@ -337,6 +358,7 @@ impl Task {
                 // The caller is woken before the pump runs, so that the answer normally comes before the first event.
                 self.act();
                 let task = self.pumps.spawn(pump.run());
+                self.places.insert(key, place);
                 self.pump_keys.insert(task.id(), key);
             }
             Err(error) => {
@@ -360,6 +382,7 @@ impl Task {
         while let Ok((key, feed)) = self.feeds.try_recv() {
             self.handle(Input::Feed { key, feed });
         }
+        self.places.remove(&key);
         self.handle(Input::PumpLost { key });
     }
 

@@ -203,12 +203,13 @@ impl Page {
                 self.events.push(LoggedEvent::Output { seq, stream, chunk: Chunk(chunk) });
             }
             Event::Output { stream, chunk } => self.chunks.push(OutputChunk { seq, stream, chunk: Chunk(chunk) }),
-            Event::Exited { code, denials } if self.wanted.events => self.events.push(LoggedEvent::Exited {
+            Event::Exited { code, denials, limits } if self.wanted.events => self.events.push(LoggedEvent::Exited {
                 seq,
                 exit_code: code,
                 sandbox_denied: denials.failed_it(code),
                 denials: denials.list.clone(),
                 denials_more: denials.more,
+                limits,
             }),
             Event::Closed if self.wanted.events => self.events.push(LoggedEvent::Closed { seq }),
             Event::Exited { .. } | Event::Closed => {}

@@ -10,7 +10,7 @@ fn output(size: usize) -> Event {
 }
 
 fn exited() -> Event {
-    Event::Exited { code: 0, denials: std::sync::Arc::default() }
+    Event::Exited { code: 0, denials: std::sync::Arc::default(), limits: Vec::new() }
 }
 
 fn log(events: impl IntoIterator<Item = Event>) -> EventLog {
@@ -44,6 +44,7 @@ fn blank() -> ReadResult {
         sandbox_denied: false,
         denials: Vec::new(),
         denials_more: 0,
+        limits: Vec::new(),
         gap: None,
         events: None,
     }

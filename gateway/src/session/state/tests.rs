@@ -38,7 +38,7 @@ impl Harness {
         let now = Instant::now();
         let retention = Retention { detached: RETENTION, closed: RETENTION };
         Self {
-            state: State::new(retention, SpoolLimits::default(), now),
+            state: State::new(retention, SpoolLimits::default(), 1024, now),
             now,
             next_call: 0,
             answers: BTreeMap::new(),
@@ -487,7 +487,7 @@ fn many_processes_take_turns() {
 fn live_processes_are_bounded() {
     let mut session = Harness::attached();
     let keys: Vec<u64> = (0..1024).map(|nth| session.start(&nth.to_string())).collect();
-    assert_eq!(session.start_error("more"), "at most 1024 processes may run in a session");
+    assert_eq!(session.start_error("more"), "process/start more: at most 1024 processes may run in a session; let some end");
     session.close(keys[0]);
     session.start("more");
 }

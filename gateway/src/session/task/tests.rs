@@ -51,6 +51,8 @@ impl Client {
             shell: "/bin/sh".to_owned(),
             spool: std::env::temp_dir(),
             spool_limits: crate::session::SpoolLimits { process: 64 << 20, session: 256 << 20 },
+            most_processes: 1024,
+            processes: Places { free: Arc::new(tokio::sync::Semaphore::new(1024)), all: 1024 },
         };
         let (session, task) = start("s".into(), spawner, config);
         tasks.spawn(task);
@@ -123,7 +125,7 @@ impl Client {
     }
 
     async fn terminate(&self, process: &str) -> bool {
-        let params = TerminateParams { process_id: process.to_owned(), grace_ms: None };
+        let params = TerminateParams { process_id: process.to_owned(), grace_ms: None, report: false };
         self.ask(|reply| Command::Terminate { params, reply }).await.await.unwrap().unwrap().running
     }
 

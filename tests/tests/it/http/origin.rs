@@ -27,7 +27,7 @@ pub(super) struct Counts {
 }
 
 /// Bytes of the body at `/flood`.
-pub(super) const FLOOD: u64 = 200 << 20;
+pub(super) const FLOOD: u64 = 128 << 20;
 
 impl Origin {
     pub(super) async fn start() -> Self {

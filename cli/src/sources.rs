@@ -1,0 +1,255 @@
+//! Where the options of `serve` come from: its flags, the environment, and a configuration file, in this order. What is not a
+//! flag becomes one, so that there is one parser for all, which refuses a value by the name of its option and its source.
+
+use clap::error::{ContextKind, ContextValue};
+use clap::{ArgAction, CommandFactory as _, Error, FromArgMatches as _};
+use std::collections::HashMap;
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
+use toml::{Table, Value};
+
+use crate::Failure;
+use crate::args::Arguments;
+
+/// The environment has the option `--max-sessions` as `PORTCULLIS_MAX_SESSIONS`.
+const PREFIX: &str = "PORTCULLIS_";
+/// The option that names the file.
+const FILE: &str = "config";
+/// Bytes of a configuration file.
+const LONGEST: u64 = 1 << 20;
+
+/// Why there are no arguments.
+#[derive(Debug)]
+pub(crate) enum Refused {
+    /// The parser of the command line says so; or it was asked for help.
+    Usage(Error),
+    /// In words.
+    Other(Failure),
+}
+
+/// The arguments of this start. `variable` looks into the environment.
+pub(crate) fn arguments(given: Vec<OsString>, variable: impl Fn(&str) -> Option<OsString>) -> Result<Arguments, Refused> {
+    if given.get(1).is_none_or(|command| command != "serve") {
+        return parse(given).map_err(Refused::Usage);
+    }
+    let file = match flag_value(&given, FILE).or_else(|| variable(&variable_of(FILE))) {
+        Some(path) => read(Path::new(&path)).map_err(Refused::Other)?,
+        None => Table::new(),
+    };
+    let mut sources = HashMap::new();
+    let mut all: Vec<OsString> = given[..2].to_vec();
+    let command = Arguments::command();
+    let options: Vec<_> = command.find_subcommand("serve").into_iter().flat_map(clap::Command::get_arguments).collect();
+    if let Some(key) = file.keys().find(|key| **key == FILE || !options.iter().any(|option| option.get_long() == Some(key))) {
+        let known: Vec<&str> = options.iter().filter_map(|option| option.get_long()).filter(|name| *name != FILE).collect();
+        return Err(Refused::Other(
+            format!("the configuration file has `{key}`, which is no option: known are {}", known.join(", ")).into(),
+        ));
+    }
+    for option in options {
+        let Some(name) = option.get_long() else { continue };
+        if flag_value(&given, name).is_some() || name == FILE {
+            continue;
+        }
+        let is_switch = matches!(option.get_action(), ArgAction::SetTrue);
+        let is_list = matches!(option.get_action(), ArgAction::Append);
+        let (values, source) = if let Some(value) = variable(&variable_of(name)) {
+            (of_variable(value, is_list), format!("the environment ({})", variable_of(name)))
+        } else if let Some(value) = file.get(name) {
+            let values = of_file(value, is_list).ok_or_else(|| Refused::Other(wrong_type(name, is_list)))?;
+            (values, "the configuration file".to_owned())
+        } else {
+            continue;
+        };
+        if is_switch {
+            match values.first().and_then(|value| value.to_str()) {
+                Some("true") => all.push(format!("--{name}").into()),
+                Some("false") => {}
+                _other => return Err(Refused::Other(format!("{name} from {source} is neither true nor false").into())),
+            }
+        } else {
+            for value in values {
+                let mut flag = OsString::from(format!("--{name}="));
+                flag.push(value);
+                all.push(flag);
+            }
+        }
+        sources.insert(name.to_owned(), source);
+    }
+    all.extend_from_slice(&given[2..]);
+    parse(all).map_err(|error| named(error, &sources))
+}
+
+fn parse(arguments: Vec<OsString>) -> Result<Arguments, Error> {
+    let matches = Arguments::command().try_get_matches_from(arguments)?;
+    Arguments::from_arg_matches(&matches).map_err(|error| error.format(&mut Arguments::command()))
+}
+
+/// Says where the value came from, if it is not on the command line.
+fn named(error: Error, sources: &HashMap<String, String>) -> Refused {
+    let option = match error.get(ContextKind::InvalidArg) {
+        Some(ContextValue::String(text)) => text.trim_start_matches('-').split([' ', '=']).next(),
+        _other => None,
+    };
+    match option.and_then(|name| Some((name, sources.get(name)?))) {
+        Some((name, source)) => {
+            let text = error.to_string();
+            let first = text.lines().next().unwrap_or_default();
+            Refused::Other(format!("{} (`{name}` comes from {source})", first.trim_start_matches("error: ")).into())
+        }
+        None => Refused::Usage(error),
+    }
+}
+
+/// The value of a flag of the command line, empty if it is a switch; none if it is not there.
+fn flag_value(given: &[OsString], name: &str) -> Option<OsString> {
+    let flag = format!("--{name}");
+    let at = given.iter().position(|argument| {
+        argument.to_str().is_some_and(|text| text == flag || text.strip_prefix(&flag).is_some_and(|rest| rest.starts_with('=')))
+    })?;
+    let of_flag = given[at].to_str().and_then(|text| text.split_once('=')).map(|(_, value)| value.into());
+    Some(of_flag.or_else(|| given.get(at + 1).cloned()).unwrap_or_default())
+}
+
+fn variable_of(name: &str) -> String {
+    format!("{PREFIX}{}", name.to_uppercase().replace('-', "_"))
+}
+
+/// A variable holds one value, or several with commas between them where there may be several.
+fn of_variable(value: OsString, is_list: bool) -> Vec<OsString> {
+    match value.to_str() {
+        Some(text) if is_list => text.split(',').filter(|part| !part.is_empty()).map(OsString::from).collect(),
+        _one => vec![value],
+    }
+}
+
+fn of_file(value: &Value, is_list: bool) -> Option<Vec<OsString>> {
+    let one = |value: &Value| match value {
+        Value::String(text) => Some(OsString::from(text)),
+        Value::Integer(number) => Some(number.to_string().into()),
+        Value::Float(number) => Some(number.to_string().into()),
+        Value::Boolean(switch) => Some(switch.to_string().into()),
+        Value::Datetime(_) | Value::Array(_) | Value::Table(_) => None,
+    };
+    match value {
+        Value::Array(values) if is_list => values.iter().map(one).collect(),
+        other => Some(vec![one(other)?]),
+    }
+}
+
+fn wrong_type(name: &str, is_list: bool) -> Failure {
+    let wanted = if is_list { "a text, or a list of texts" } else { "a text, a number, true or false" };
+    format!("{name} from the configuration file is not {wanted}").into()
+}
+
+fn read(path: &Path) -> Result<Table, Failure> {
+    use std::io::Read as _;
+    let failed = |error: &dyn std::fmt::Display| format!("read the configuration file {}: {error}", path.display());
+    let mut text = String::new();
+    let file = std::fs::File::open(path).map_err(|error| failed(&error))?;
+    file.take(LONGEST).read_to_string(&mut text).map_err(|error| failed(&error))?;
+    Ok(text.parse().map_err(|error: toml::de::Error| failed(&error))?)
+}
+
+/// Variables that look like options and are none.
+pub(crate) fn unknown_variables(names: impl Iterator<Item = OsString>) -> Vec<String> {
+    let command = Arguments::command();
+    let options = command.find_subcommand("serve").into_iter().flat_map(clap::Command::get_arguments);
+    let known: Vec<String> = options.filter_map(|option| option.get_long()).map(variable_of).collect();
+    let named = names.filter_map(|name| OsStr::to_str(&name).map(str::to_owned));
+    named.filter(|name| name.starts_with(PREFIX) && !known.contains(name)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::Command;
+    use portcullis::{Config, ExecServerRuntimePaths, LIMITS};
+    use std::io::Write as _;
+
+    fn from(flags: &[&str], variables: &[(&str, &str)], file: Option<&str>) -> Result<Box<crate::args::Serve>, String> {
+        let mut given: Vec<OsString> = ["portcullis", "serve"].map(OsString::from).to_vec();
+        let mut kept = tempfile::NamedTempFile::new().unwrap();
+        if let Some(text) = file {
+            kept.write_all(text.as_bytes()).unwrap();
+            given.extend(["--config".into(), kept.path().into()]);
+        }
+        given.extend(flags.iter().map(OsString::from));
+        let variable = |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| value.into());
+        match arguments(given, variable) {
+            Ok(Arguments { command: Command::Serve(options) }) => Ok(options),
+            Ok(_other) => panic!("another command"),
+            Err(Refused::Usage(error)) => Err(error.to_string()),
+            Err(Refused::Other(error)) => Err(error.to_string()),
+        }
+    }
+
+    fn sessions(options: &crate::args::Serve) -> u64 {
+        let paths = ExecServerRuntimePaths { executable: "/x".into(), spool: "/x".into() };
+        let mut config = Config::new(paths);
+        options.limits.apply(&mut config).unwrap();
+        LIMITS.iter().find(|limit| limit.name == "max-sessions").unwrap().value(&config)
+    }
+
+    #[test]
+    fn a_flag_goes_before_the_environment_and_that_before_the_file() {
+        let (flag, variable, file) = (["--max-sessions", "1"], [("PORTCULLIS_MAX_SESSIONS", "2")], Some("max-sessions = 3"));
+        assert_eq!(sessions(&from(&flag, &variable, file).unwrap()), 1);
+        assert_eq!(sessions(&from(&[], &variable, file).unwrap()), 2);
+        assert_eq!(sessions(&from(&[], &[], file).unwrap()), 3);
+        assert_eq!(sessions(&from(&[], &[], None).unwrap()), 8192);
+    }
+
+    #[test]
+    fn every_kind_of_option_may_be_in_the_file_and_the_environment() {
+        let file = "listen = \"ws://127.0.0.1:9\"\ninsecure-no-auth = true\nallow-host = [\"a\", \"b\"]";
+        let options = from(&[], &[], Some(file)).unwrap();
+        assert_eq!((options.listen.as_str(), options.auth.insecure_no_auth), ("ws://127.0.0.1:9", true));
+        assert_eq!(options.allow_host, ["a", "b"]);
+        let options = from(&["--allow-host", "c"], &[("PORTCULLIS_INSECURE_NO_AUTH", "false")], Some(file)).unwrap();
+        assert_eq!((options.auth.insecure_no_auth, options.allow_host.as_slice()), (false, &["c".to_owned()][..]));
+        let options = from(&[], &[("PORTCULLIS_ALLOW_HOST", "d,e")], None).unwrap();
+        assert_eq!(options.allow_host, ["d", "e"]);
+    }
+
+    #[test]
+    fn absurd_values_are_refused_by_their_names_and_sources() {
+        for (value, expect) in [
+            ("nan", "`NaN` is no whole number of N"),
+            ("-5", "`-5` is no whole number of N"),
+            ("1.5", "`1.5` is no whole number of N"),
+            ("0", "0 is not between 1 and 65536"),
+            ("70000", "70000 is not between 1 and 65536"),
+            ("\"many\"", "`many` is no whole number of N"),
+        ] {
+            let error = from(&[], &[], Some(&format!("max-sessions = {value}"))).unwrap_err();
+            assert!(error.contains(expect), "{error}");
+            assert!(
+                error.contains("--max-sessions") && error.ends_with("(`max-sessions` comes from the configuration file)"),
+                "{error}"
+            );
+            let error = from(&[], &[("PORTCULLIS_MAX_SESSIONS", "-1")], None).unwrap_err();
+            assert!(error.ends_with("(`max-sessions` comes from the environment (PORTCULLIS_MAX_SESSIONS))"), "{error}");
+        }
+        let error = from(&["--max-sessions", "-1"], &[], None).unwrap_err();
+        assert!(error.contains("invalid value '-1' for '--max-sessions <N>'"), "{error}");
+    }
+
+    #[test]
+    fn what_is_no_option_is_refused() {
+        let refused = |file: &str| from(&[], &[], Some(file)).unwrap_err();
+        assert!(
+            refused("max-sesions = 1").starts_with("the configuration file has `max-sesions`, which is no option: known are ")
+        );
+        assert!(refused("config = \"x\"").starts_with("the configuration file has `config`"));
+        assert!(refused("help = true").starts_with("the configuration file has `help`"));
+        assert!(refused("max-sessions = [1, 2]").contains("max-sessions from the configuration file is not"));
+        assert!(
+            refused("insecure-no-auth = 1").contains("insecure-no-auth from the configuration file is neither true nor false")
+        );
+        assert!(refused("= 1").starts_with("read the configuration file "));
+        assert!(from(&["--config", "/nowhere"], &[], None).unwrap_err().starts_with("read the configuration file /nowhere: "));
+        let names = ["PORTCULLIS_MAX_SESSIONS", "PORTCULLIS_MAX_SESION", "OTHER"].map(OsString::from);
+        assert_eq!(unknown_variables(names.into_iter()), ["PORTCULLIS_MAX_SESION"]);
+    }
+}

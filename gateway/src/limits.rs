@@ -1,0 +1,295 @@
+//! The bounds that an operator may set, in one table: flags, the environment, the configuration file, the documents and what
+//! the server says of itself all come from it.
+
+use crate::config::Config;
+use std::time::Duration;
+
+/// One bound of a server.
+#[derive(Debug)]
+pub struct Limit {
+    /// As in `--name`, and as the key of a configuration file.
+    pub name: &'static str,
+    /// What is counted.
+    pub unit: Unit,
+    /// The smallest value but 0.
+    pub least: u64,
+    /// The largest value.
+    pub most: u64,
+    /// What 0 means; none: 0 is refused.
+    pub zero: Option<&'static str>,
+    /// What is bounded, and what happens beyond.
+    pub about: &'static str,
+    get: fn(&Config) -> u64,
+    set: fn(&mut Config, u64),
+}
+
+/// What a limit counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unit {
+    /// Things.
+    Count,
+    /// Bytes.
+    Bytes,
+    /// Seconds.
+    Seconds,
+}
+
+impl Unit {
+    /// How its values are called, as in `<SECONDS>`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Count => "N",
+            Self::Bytes => "BYTES",
+            Self::Seconds => "SECONDS",
+        }
+    }
+}
+
+/// Why a value is refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LimitError {
+    /// Not a number, a fraction, negative, or beyond all measure.
+    #[error("`{0}` is no whole number of {1} from 0 to 18446744073709551615")]
+    NotWhole(String, &'static str),
+    /// Too small or too large.
+    #[error("{value} is not between {least} and {most}{or_zero}")]
+    OutOfBounds {
+        /// What was given.
+        value: u64,
+        /// The smallest.
+        least: u64,
+        /// The largest.
+        most: u64,
+        /// Also 0, if that means something.
+        or_zero: String,
+    },
+}
+
+impl Limit {
+    /// The value that a text means.
+    ///
+    /// # Errors
+    /// See [`LimitError`].
+    pub fn parse(&self, text: &str) -> Result<u64, LimitError> {
+        let value = text.parse().map_err(|_| LimitError::NotWhole(text.to_owned(), self.unit.name()))?;
+        self.check(value)?;
+        Ok(value)
+    }
+
+    /// Sets it.
+    ///
+    /// # Errors
+    /// The value is out of its bounds.
+    pub fn set(&self, config: &mut Config, value: u64) -> Result<(), LimitError> {
+        self.check(value)?;
+        (self.set)(config, value);
+        Ok(())
+    }
+
+    /// What it is set to.
+    #[must_use]
+    pub fn value(&self, config: &Config) -> u64 {
+        (self.get)(config)
+    }
+
+    /// What it is unless it is set.
+    #[must_use]
+    pub fn default_value(&self) -> u64 {
+        self.value(&Config::bare())
+    }
+
+    fn check(&self, value: u64) -> Result<(), LimitError> {
+        if (self.least..=self.most).contains(&value) || (value == 0 && self.zero.is_some()) {
+            return Ok(());
+        }
+        let or_zero = self.zero.map(|means| format!(", nor 0 ({means})")).unwrap_or_default();
+        Err(LimitError::OutOfBounds { value, least: self.least, most: self.most, or_zero })
+    }
+}
+
+/// The longest time that is taken: a year.
+const YEAR: u64 = 31_536_000;
+const DAY: u64 = 86_400;
+/// The most bytes: beyond a pebibyte somebody has mistaken the unit.
+const MOST_BYTES: u64 = 1 << 50;
+
+/// Every bound that an operator may set, in the order of the documents.
+pub const LIMITS: &[Limit] = &[
+    Limit {
+        name: "max-connections",
+        unit: Unit::Count,
+        least: 1,
+        most: 65_536,
+        zero: None,
+        about: "Sockets of clients at a time, from accept to close; more are refused with status 503",
+        get: |config| count(config.connections),
+        set: |config, value| config.connections = size(value),
+    },
+    Limit {
+        name: "max-sessions",
+        unit: Unit::Count,
+        least: 1,
+        most: 65_536,
+        zero: None,
+        about: "Sessions at a time, detached ones included; an `initialize` for one more is refused",
+        get: |config| count(config.sessions),
+        set: |config, value| config.sessions = size(value),
+    },
+    Limit {
+        name: "max-calls",
+        unit: Unit::Count,
+        least: 1,
+        most: 1 << 20,
+        zero: None,
+        about: "Calls of all connections that run at a time; one more is refused",
+        get: |config| count(config.calls),
+        set: |config, value| config.calls = size(value),
+    },
+    Limit {
+        name: "max-processes",
+        unit: Unit::Count,
+        least: 1,
+        most: 1 << 20,
+        zero: None,
+        about: "Processes of all sessions that live at a time; a start of one more is refused",
+        get: |config| count(config.processes),
+        set: |config, value| config.processes = size(value),
+    },
+    Limit {
+        name: "buffer-bytes",
+        unit: Unit::Bytes,
+        least: 64 << 20,
+        most: MOST_BYTES,
+        zero: None,
+        about: "Bytes of messages and large replies of all connections in memory; beyond, connections are not read and replies wait",
+        get: |config| count(config.buffer_bytes),
+        set: |config, value| config.buffer_bytes = size(value),
+    },
+    Limit {
+        name: "concurrent-requests",
+        unit: Unit::Count,
+        least: 1,
+        most: 4096,
+        zero: None,
+        about: "Calls of one connection that run side by side; more wait",
+        get: |config| count(config.concurrent_requests),
+        set: |config, value| config.concurrent_requests = size(value),
+    },
+    Limit {
+        name: "session-processes",
+        unit: Unit::Count,
+        least: 1,
+        most: 65_536,
+        zero: None,
+        about: "Processes of one session that live at a time; a start of one more is refused",
+        get: |config| count(config.session_processes),
+        set: |config, value| config.session_processes = size(value),
+    },
+    Limit {
+        name: "detached-retention",
+        unit: Unit::Seconds,
+        least: 1,
+        most: DAY,
+        zero: None,
+        about: "How long a detached session and a closed process are kept",
+        get: |config| config.retention.as_secs(),
+        set: |config, value| config.retention = Duration::from_secs(value),
+    },
+    Limit {
+        name: "max-retention",
+        unit: Unit::Seconds,
+        least: 1,
+        most: DAY,
+        zero: None,
+        about: "The longest that a client may ask for instead; it gets no more",
+        get: |config| config.max_retention.as_secs(),
+        set: |config, value| config.max_retention = Duration::from_secs(value),
+    },
+    Limit {
+        name: "spool-bytes",
+        unit: Unit::Bytes,
+        least: 1,
+        most: MOST_BYTES,
+        zero: Some("none: the process waits"),
+        about: "Output of one process on disk while its client is away; then the process waits",
+        get: |config| config.spool_bytes,
+        set: |config, value| config.spool_bytes = value,
+    },
+    Limit {
+        name: "session-spool-bytes",
+        unit: Unit::Bytes,
+        least: 1,
+        most: MOST_BYTES,
+        zero: Some("none: processes wait"),
+        about: "The same of all processes of a session together",
+        get: |config| config.session_spool_bytes,
+        set: |config, value| config.session_spool_bytes = value,
+    },
+    Limit {
+        name: "idle-exit",
+        unit: Unit::Seconds,
+        least: 1,
+        most: YEAR,
+        zero: Some("never"),
+        about: "The server ends by itself after so long without a connection and without a session that is kept",
+        get: |config| config.idle_exit.map_or(0, |time| time.as_secs()),
+        set: |config, value| config.idle_exit = (value > 0).then(|| Duration::from_secs(value)),
+    },
+    Limit {
+        name: "file-timeout",
+        unit: Unit::Seconds,
+        least: 1,
+        most: DAY,
+        zero: None,
+        about: "How long a file call may take; then it is lost, and its worker is killed",
+        get: |config| config.fs_deadline.as_secs(),
+        set: |config, value| config.fs_deadline = Duration::from_secs(value),
+    },
+];
+
+fn count(size: usize) -> u64 {
+    u64::try_from(size).unwrap_or(u64::MAX)
+}
+
+fn size(count: u64) -> usize {
+    usize::try_from(count).unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_limit_keeps_what_it_is_set_to_and_its_default_is_within_its_bounds() {
+        for limit in LIMITS {
+            let mut config = Config::bare();
+            assert_eq!(limit.set(&mut config, limit.default_value()), Ok(()), "{}", limit.name);
+            for value in [limit.least, limit.most].into_iter().chain(limit.zero.map(|_| 0)) {
+                limit.set(&mut config, value).unwrap();
+                assert_eq!(limit.value(&config), value, "{}", limit.name);
+                let others = LIMITS.iter().filter(|other| other.name != limit.name);
+                let touched: Vec<_> = others.filter(|other| other.value(&config) != other.default_value()).collect();
+                assert!(touched.is_empty(), "{} sets {touched:?} too", limit.name);
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_no_value_is_refused_in_words() {
+        let limit = LIMITS.iter().find(|limit| limit.name == "idle-exit").unwrap();
+        for (text, expect) in [
+            ("NaN", "`NaN` is no whole number of SECONDS from 0 to 18446744073709551615"),
+            ("-1", "`-1` is no whole number of SECONDS from 0 to 18446744073709551615"),
+            ("1.5", "`1.5` is no whole number of SECONDS from 0 to 18446744073709551615"),
+            ("", "`` is no whole number of SECONDS from 0 to 18446744073709551615"),
+            ("99999999999999999999", "`99999999999999999999` is no whole number of SECONDS from 0 to 18446744073709551615"),
+            ("31536001", "31536001 is not between 1 and 31536000, nor 0 (never)"),
+        ] {
+            assert_eq!(limit.parse(text).unwrap_err().to_string(), expect);
+        }
+        assert_eq!(limit.parse("0"), Ok(0));
+        let without_zero = LIMITS.iter().find(|limit| limit.name == "max-sessions").unwrap();
+        assert_eq!(without_zero.parse("0").unwrap_err().to_string(), "0 is not between 1 and 65536");
+    }
+}
