@@ -92,7 +92,7 @@ pub struct Extensions {
     pub keep_handles: bool,
     /// `takeOver` of `initialize`.
     pub take_over: bool,
-    /// `stallMs` and `ceilingMs` of `process/start`, and `graceMs` of `process/terminate`.
+    /// `stallMs`, `ceilingMs` and `drainMs` of `process/start`, and `graceMs` of `process/terminate`.
     pub process_bounds: bool,
     /// `limits` of `process/start`, and `report` of `process/terminate`.
     pub process_limits: bool,

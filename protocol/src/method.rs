@@ -529,7 +529,7 @@ mod tests {
             "afterSeq maxBytes waitMs chunk writeId signal size cols rows scopeId metadata inherit exclude includeOnly set",
             "ignoreDefaultExcludes prependPathDirs loopbackPorts allowLocalBinding credentialMasking providerId",
             // On any of them.
-            "trace traceId operationId stallMs ceilingMs timeoutMs deadlineMs",
+            "trace traceId operationId stallMs ceilingMs drainMs timeoutMs deadlineMs",
         ]
         .iter()
         .flat_map(|line| line.split(' '))

@@ -1,4 +1,8 @@
-//! `process/*`: parameters and results.
+//! `process/*`: parameters, results and notifications.
+
+mod notice;
+
+pub use self::notice::{ClosedNotice, ExitedNotice, OutputNotice};
 
 use crate::base64::Chunk;
 use crate::denial::{self, Denial};
@@ -74,6 +78,10 @@ pub struct StartParams {
     /// The same for all the time since the call. At least 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ceiling_ms: Option<NonZeroU64>,
+    /// After its end, wait so many milliseconds for output that others hold open, and drop what comes later. Absent: wait for them.
+    /// At least 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drain_ms: Option<NonZeroU64>,
     /// What it may use. A limit that cannot be held here refuses the start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<ProcessLimits>,
@@ -104,6 +112,7 @@ impl StartParams {
             when_full: None,
             stall_ms: None,
             ceiling_ms: None,
+            drain_ms: None,
             limits: None,
         }
     }
@@ -383,54 +392,6 @@ pub enum ProcessState {
     Exited,
     /// It ended and all its streams did.
     Closed,
-}
-
-/// Parameters of the notification `process/output`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct OutputNotice {
-    /// The process.
-    pub process_id: String,
-    /// Its number.
-    pub seq: u64,
-    /// Where it came from.
-    pub stream: Stream,
-    /// Its bytes.
-    pub chunk: Chunk,
-}
-
-/// Parameters of the notification `process/exited`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct ExitedNotice {
-    /// The process.
-    pub process_id: String,
-    /// Its number.
-    pub seq: u64,
-    /// The status.
-    pub exit_code: i32,
-    /// Whether it failed and its sandbox was seen to refuse something.
-    #[serde(default)]
-    pub sandbox_denied: bool,
-    /// What its sandbox was seen to refuse; absent if nothing.
-    #[serde(default, deserialize_with = "denial::known", skip_serializing_if = "Vec::is_empty")]
-    pub denials: Vec<Denial>,
-    /// How many more there were; absent if none.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub denials_more: u64,
-    /// The limits that it reached, as far as they can be seen; absent if none.
-    #[serde(default, deserialize_with = "limit::known", skip_serializing_if = "Vec::is_empty")]
-    pub limits: Vec<LimitReached>,
-}
-
-/// Parameters of the notification `process/closed`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct ClosedNotice {
-    /// The process.
-    pub process_id: String,
-    /// Its number, the last.
-    pub seq: u64,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]

@@ -58,6 +58,8 @@ struct Orders {
     /// The last size that was wanted, and how many were.
     size: Option<(u64, Size)>,
     kill: bool,
+    /// Once it has ended, nothing more is read.
+    leave_output: bool,
 }
 
 /// The session's end of a pump.
@@ -91,6 +93,11 @@ impl Controls {
     /// SIGKILL to the process group.
     pub(crate) fn kill(&self) {
         self.orders.send_modify(|orders| orders.kill = true);
+    }
+
+    /// What others hold open after the end is not read any more.
+    pub(crate) fn leave_output(&self) {
+        self.orders.send_modify(|orders| orders.leave_output = true);
     }
 
     /// Queues a chunk of input, of which at most [`INPUT_QUEUE`] may be there: each is there until its [`Feed::Taken`].
@@ -209,7 +216,10 @@ impl Pump {
     /// Carries out what was ordered and not done yet.
     async fn obey(&mut self) {
         let (kill, signals, size) = {
-            let Orders { kill, signals, size, .. } = &*self.orders.borrow_and_update();
+            let Orders { kill, signals, size, leave_output, .. } = &*self.orders.borrow_and_update();
+            if *leave_output && self.has_exited {
+                self.sources.clear();
+            }
             let unsent = signals.iter().filter(|(number, _)| *number > self.signalled).copied();
             (*kill, unsent.collect::<Vec<_>>(), size.filter(|(count, _)| *count > self.resized))
         };

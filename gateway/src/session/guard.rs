@@ -15,10 +15,12 @@ pub(super) struct Bounds {
     pub(super) stall: Option<Duration>,
     /// The longest time altogether.
     pub(super) ceiling: Option<Duration>,
+    /// How long others may hold its output open after its end.
+    pub(super) drain: Option<Duration>,
 }
 
 impl Bounds {
-    /// The shorter of the two.
+    /// The shorter of those that hold for its start.
     pub(super) fn shortest(&self) -> Option<Duration> {
         self.stall.into_iter().chain(self.ceiling).min()
     }
@@ -32,6 +34,8 @@ pub(super) struct Guard {
     heard: Instant,
     /// Once somebody wants it to end: when it is killed.
     kill_at: Option<Instant>,
+    /// Once it ended: when its output is not waited for any more.
+    drained_at: Option<Instant>,
 }
 
 /// What is due.
@@ -40,11 +44,13 @@ pub(super) enum Due {
     /// Interrupt it; this is why it will have ended.
     Interrupt(String),
     Kill,
+    /// Its output ends here; in words, what may be missing.
+    Abandon(String),
 }
 
 impl Guard {
     pub(super) fn new(bounds: Bounds, now: Instant) -> Self {
-        Self { bounds, begun: now, heard: now, kill_at: None }
+        Self { bounds, begun: now, heard: now, kill_at: None, drained_at: None }
     }
 
     /// It wrote, or took input.
@@ -57,20 +63,37 @@ impl Guard {
         self.kill_at = Some(self.kill_at.map_or(at, |earlier| earlier.min(at)));
     }
 
+    /// It ended: whether there is still something to guard.
+    pub(super) fn exited(&mut self, now: Instant) -> bool {
+        let drain = self.bounds.drain;
+        self.drained_at = drain.and_then(|drain| now.checked_add(drain));
+        (self.bounds, self.kill_at) = (Bounds { drain, ..Bounds::default() }, None);
+        self.drained_at.is_some()
+    }
+
     /// When to look again.
     pub(super) fn deadline(&self) -> Option<Instant> {
-        self.kill_at.or_else(|| self.stalls_at().into_iter().chain(self.ceiling_at()).min())
+        self.drained_at.or(self.kill_at).or_else(|| self.stalls_at().into_iter().chain(self.ceiling_at()).min())
     }
 
     /// What is to be done now. Once it was told to kill there is nothing more to do.
     pub(super) fn due(&mut self, now: Instant) -> Option<Due> {
+        let ms = |bound: Option<Duration>| bound.unwrap_or_default().as_millis();
+        if let Some(at) = self.drained_at {
+            return (at <= now).then(|| {
+                self.drained_at = None;
+                Due::Abandon(format!(
+                    "others held the output of the process open for {} ms after its end, as long as its start allows (drainMs): what they write from then on is dropped",
+                    ms(self.bounds.drain)
+                ))
+            });
+        }
         if let Some(at) = self.kill_at {
             return (at <= now).then(|| {
                 (self.kill_at, self.bounds) = (None, Bounds::default());
                 Due::Kill
             });
         }
-        let ms = |bound: Option<Duration>| bound.unwrap_or_default().as_millis();
         let reason = if self.ceiling_at().is_some_and(|at| at <= now) {
             format!("it ran for {} ms, as long as its start allows (ceilingMs)", ms(self.bounds.ceiling))
         } else if self.stalls_at().is_some_and(|at| at <= now) {
@@ -99,7 +122,7 @@ mod tests {
 
     fn guard(stall: u32, ceiling: u32) -> (Guard, Instant) {
         let (now, bound) = (Instant::now(), |seconds: u32| (seconds > 0).then(|| SECOND * seconds));
-        (Guard::new(Bounds { stall: bound(stall), ceiling: bound(ceiling) }, now), now)
+        (Guard::new(Bounds { stall: bound(stall), ceiling: bound(ceiling), drain: None }, now), now)
     }
 
     #[test]
@@ -126,6 +149,20 @@ mod tests {
     }
 
     #[test]
+    fn after_the_end_only_the_drain_is_left() {
+        let now = Instant::now();
+        let bounds = Bounds { stall: Some(SECOND), ceiling: Some(SECOND), drain: Some(SECOND * 3) };
+        let mut guard = Guard::new(bounds, now);
+        assert_eq!(guard.deadline(), Some(now + SECOND));
+        assert!(guard.exited(now));
+        assert_eq!((guard.deadline(), guard.due(now + SECOND * 2)), (Some(now + SECOND * 3), None));
+        let Some(Due::Abandon(reason)) = guard.due(now + SECOND * 3) else { panic!("it is due") };
+        assert!(reason.contains("3000 ms") && reason.contains("drainMs"), "{reason}");
+        assert_eq!((guard.due(now + SECOND * 99), guard.deadline()), (None, None), "once");
+        assert!(!Guard::new(Bounds { drain: None, ..bounds }, now).exited(now), "nothing is left to guard");
+    }
+
+    #[test]
     fn the_earlier_end_counts() {
         let (mut guard, begin) = guard(0, 0);
         assert_eq!(guard.deadline(), None);
@@ -138,7 +175,8 @@ mod tests {
     #[test]
     fn a_bound_beyond_all_time_never_comes() {
         let now = Instant::now();
-        let mut guard = Guard::new(Bounds { stall: Some(Duration::MAX), ceiling: Some(Duration::MAX) }, now);
+        let mut guard =
+            Guard::new(Bounds { stall: Some(Duration::MAX), ceiling: Some(Duration::MAX), drain: Some(Duration::MAX) }, now);
         assert_eq!((guard.deadline(), guard.due(now)), (None, None));
     }
 }

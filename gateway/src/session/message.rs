@@ -231,6 +231,10 @@ pub(super) enum Output {
     Kill {
         key: u64,
     },
+    /// Output that others hold open after the end is not waited for any more.
+    Abandon {
+        key: u64,
+    },
     /// The process is forgotten.
     Forget {
         key: u64,

@@ -288,7 +288,9 @@ impl State {
                 process.failure = process.failure.take().or(failure);
                 process.denials = Arc::clone(&denials);
                 process.input.close();
-                self.guards.remove(&key);
+                if self.guards.get_mut(&key).is_some_and(|guard| !guard.exited(now)) {
+                    self.guards.remove(&key);
+                }
                 self.append(key, Event::Exited { code, denials, limits: Vec::new() });
                 self.unpark(key);
             }
@@ -308,6 +310,7 @@ impl State {
         let Some(process) = self.processes.get_mut(&key) else { return };
         let Phase::Exited(code) = process.phase else { return };
         process.phase = Phase::Closed(code);
+        self.guards.remove(&key);
         self.append(key, Event::Closed);
         self.closed.push_back((now + self.retention.closed, key));
         let mut bytes: usize = self.closed.iter().filter_map(|(_, key)| self.processes.get(key)).map(Process::bytes).sum();
@@ -363,6 +366,10 @@ impl State {
         for (key, due) in due {
             match due {
                 Due::Kill => self.kill(key),
+                Due::Abandon(reason) => {
+                    self.with(key, |process| process.failure = process.failure.take().or(Some(reason)));
+                    self.outputs.push_back(Output::Abandon { key });
+                }
                 Due::Interrupt(reason) => {
                     self.with(key, |process| process.failure = Some(reason));
                     if self.processes.get(&key).is_some_and(|process| process.phase == Phase::Running) {

@@ -2,42 +2,38 @@
 
 mod attach;
 mod output;
+mod start;
 
-use super::guard::Bounds;
+use self::start::Begun;
+
 use super::message::{Answer, Call, Input, Output, Retention, Start};
 use super::spool::{Done, Spools};
 use super::state::State;
-use super::{AttachError, Attachment, Change, Command, Newcomer, Order, Page, Places, Reply, SessionConfig, Turn};
+use super::{AttachError, Attachment, Change, Command, Newcomer, Order, Page, Reply, SessionConfig, Turn};
 use crate::budget::{Budget, Charge};
 use crate::handles::Handles;
-use crate::helper::spawner::{Child, Launch, LaunchError, Spawner};
+use crate::helper::spawner::Spawner;
 use crate::link::Outgoing;
-use crate::process::launch::{self, Ends};
-use crate::process::pump::{Controls, Feed, Pump};
-use crate::reply;
+use crate::process::launch;
+use crate::process::pump::{Controls, Feed};
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use portcullis_protocol::fs::Empty;
-use portcullis_protocol::limit::Scope;
 use portcullis_protocol::process::{
     ListResult, ResizeParams, SignalParams, Size, StartParams, StartResult, TerminateResult, WriteResult,
 };
-use portcullis_protocol::rpc::{RpcError, code};
+use portcullis_protocol::rpc::RpcError;
 use portcullis_sandbox::policy::Policy;
 use std::collections::HashMap;
-use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use tokio::task::{JoinError, JoinSet};
-use tokio::time::{Instant, sleep_until, timeout, timeout_at};
+use tokio::time::{Instant, sleep_until, timeout_at};
 
 /// What pumps have said and the session has not taken in; beyond, they wait. Credit bounds it in bytes.
 const FEEDS: usize = 128;
-
-/// How long a start may take. A working directory on a file system that hangs would hold up the session's queue for ever.
-const START_DEADLINE: Duration = Duration::from_secs(60);
 
 /// How long the killed processes of a session may take to be reaped.
 const CLOSE_DEADLINE: Duration = Duration::from_secs(2);
@@ -80,17 +76,6 @@ enum Caller {
     Done(Reply<Empty>),
     List(Reply<ListResult>),
     Terminate(Reply<TerminateResult>),
-}
-
-/// A start that came to an end.
-struct Begun {
-    key: u64,
-    ends: Ends,
-    started: Result<Child, LaunchError>,
-    /// Its client wants to know what is enforced on it.
-    wants_enforcement: bool,
-    /// Its place among the processes of all sessions.
-    place: OwnedSemaphorePermit,
 }
 
 enum Wake {
@@ -223,7 +208,7 @@ impl Task {
                     operation: params.operation_id.clone(),
                     at_ms: unix_ms(),
                     when_full: params.when_full.unwrap_or_default(),
-                    bounds: Bounds { stall: milliseconds(params.stall_ms), ceiling: milliseconds(params.ceiling_ms) },
+                    bounds: start::bounds(&params),
                 };
                 (Caller::Prepare(params, policy, turn, reply), Input::Start { call, start })
             }
@@ -286,6 +271,7 @@ impl Task {
                 Output::Resize { key, size } => self.with(key, |controls| controls.resize(size)),
                 Output::Signal { key, signal } => self.with(key, |controls| controls.signal(signal)),
                 Output::Kill { key } => self.with(key, |controls| controls.kill()),
+                Output::Abandon { key } => self.with(key, |controls| controls.leave_output()),
                 Output::Forget { key } => {
                     self.controls.remove(&key);
                     self.spools.forget(key);
@@ -314,57 +300,6 @@ impl Task {
             (Caller::List(reply), Answer::List(result)) => drop(reply.send(Ok(result))),
             (Caller::Terminate(reply), Answer::Terminate(result)) => drop(reply.send(Ok(result))),
             (_caller, answer) => tracing::error!(?answer, "an answer to another call: its caller is told that the session ended"),
-        }
-    }
-
-    /// Asks the spawner beside everything else. The spawner's answer comes back as [`Begun`].
-    fn launch(&mut self, call: Call, key: u64) {
-        let Some(Caller::Prepare(params, policy, turn, reply)) = self.callers.remove(&call) else { return };
-        self.callers.insert(call, Caller::Start(reply));
-        let Places { free, all } = &self.config.processes;
-        let Ok(place) = Arc::clone(free).try_acquire_owned() else {
-            let text = format!(
-                "process/start {}: at most {all} processes may run on this server; let some end, or try again later",
-                params.process_id
-            );
-            return self.handle(Input::StartFailed { key, error: reply::limit(text, "max-processes", *all, Scope::Server) });
-        };
-        let SessionConfig { environment, allow_unprotected, shell, .. } = &self.config;
-        match launch::prepare(Arc::clone(&self.id), &params, policy.as_deref(), *allow_unprotected, environment, shell) {
-            Ok((launch, ends)) => {
-                let (spawner, wants_enforcement) = (self.spawner.clone(), params.enforcement);
-                let bounds = Bounds { stall: milliseconds(params.stall_ms), ceiling: milliseconds(params.ceiling_ms) };
-                self.starts.push(Box::pin(async move {
-                    let started = begin(&spawner, launch, turn, bounds.shortest()).await;
-                    Begun { key, ends, started, wants_enforcement, place }
-                }));
-            }
-            Err(error) => self.handle(Input::StartFailed { key, error }),
-        }
-    }
-
-    fn begun(&mut self, Begun { key, ends, started, wants_enforcement, place }: Begun) {
-        let child = match started {
-            Ok(child) => child,
-            Err(error) => return self.handle(Input::StartFailed { key, error: launch::failed(&error) }),
-        };
-        let sandbox_type = launch::sandbox_type(&child.enforced);
-        tracing::debug!(session = &*self.id, pid = child.pid, enforced = ?child.enforced, "process started");
-        let enforcement = wants_enforcement.then(|| Box::new(child.enforced.clone()));
-        match Pump::new(key, child, ends, self.spawner.clone(), self.feed.clone()) {
-            Ok((pump, controls)) => {
-                self.controls.insert(key, controls);
-                self.handle(Input::Started { key, sandbox_type, enforcement });
-                // The caller is woken before the pump runs, so that the answer normally comes before the first event.
-                self.act();
-                let task = self.pumps.spawn(pump.run());
-                self.places.insert(key, place);
-                self.pump_keys.insert(task.id(), key);
-            }
-            Err(error) => {
-                let error = RpcError::new(code::INTERNAL, format!("watch the pipes of the process, which was killed: {error}"));
-                self.handle(Input::StartFailed { key, error });
-            }
         }
     }
 
@@ -425,29 +360,6 @@ async fn reserve(connection: Option<&mpsc::Sender<Outgoing>>) -> bool {
         Some(connection) => connection.reserve().await.is_ok(),
         None => std::future::pending().await,
     }
-}
-
-/// Starts a process in its turn. The bounds of the process are bounds of its start too.
-async fn begin(spawner: &Spawner, launch: Launch, turn: Turn, bound: Option<Duration>) -> Result<Child, LaunchError> {
-    let start = async {
-        turn.wait().await;
-        let started = timeout(START_DEADLINE, spawner.process(launch)).await;
-        // Its turn ends when it runs, or never will.
-        drop(turn);
-        started.unwrap_or_else(|_| Err(late(START_DEADLINE)))
-    };
-    match bound {
-        Some(bound) => timeout(bound, start).await.unwrap_or_else(|_| Err(late(bound))),
-        None => start.await,
-    }
-}
-
-fn late(bound: Duration) -> LaunchError {
-    LaunchError::Lost(format!("the process did not start within {} s and is killed if it does", bound.as_secs_f64()))
-}
-
-fn milliseconds(bound: Option<NonZeroU64>) -> Option<Duration> {
-    bound.map(|bound| Duration::from_millis(bound.get()))
 }
 
 #[cfg(test)]

@@ -260,6 +260,30 @@ async fn a_start_that_is_sent_twice_at_once_has_one_answer() {
 }
 
 #[tokio::test]
+async fn output_that_others_hold_open_is_waited_for_as_long_as_the_start_says() {
+    let (server, place) = (Server::start().await, Place::new());
+    let mut client = Client::connect(&server).await;
+    let read = |id: &str| json!({"processId": id});
+    for (kind, sandbox) in sandboxes() {
+        let script = "sleep 600 & echo done";
+        // The control: without a bound it is waited for.
+        let free = format!("{kind} free");
+        client.start(&place, &free, &["sh", "-c", script], json!({"sandbox": sandbox})).await;
+        client.wait(|message| message["method"] == "process/exited" && message["params"]["processId"] == json!(free)).await;
+
+        let bound = format!("{kind} bound");
+        client.start(&place, &bound, &["sh", "-c", script], json!({"sandbox": sandbox, "drainMs": 200})).await;
+        let events = client.events(&bound).await;
+        assert_eq!((events.output(None).as_str(), events.code()), ("done\n", 0), "{kind}");
+        let failure = client.ok("process/read", read(&bound)).await["failure"].clone();
+        assert!(failure.as_str().is_some_and(|text| text.contains("200 ms") && text.contains("drainMs")), "{failure}");
+
+        let waiting = client.ok("process/read", read(&free)).await;
+        assert_eq!((&waiting["exited"], &waiting["closed"]), (&json!(true), &json!(false)), "{kind}");
+    }
+}
+
+#[tokio::test]
 async fn what_runs_out_of_its_time_is_stopped_and_says_why() {
     let (server, place) = (Server::start().await, Place::new());
     let mut client = Client::connect(&server).await;

@@ -4,12 +4,14 @@ use super::super::{Command, SessionHandle, Terms, start};
 use super::*;
 use crate::helper::spawner::fake;
 use crate::link::Link;
+use crate::session::Places;
 use portcullis_protocol::base64::{Chunk, decode};
 use portcullis_protocol::helper::{Enforced, ExitStatus, SpawnerEvent, SpawnerRequest, Step, StepFailed};
 use portcullis_protocol::path::WirePath;
 use portcullis_protocol::process::{
     CloseStdinParams, ReadParams, ReadResult, SignalParams, TerminateParams, WriteParams, WriteStatus,
 };
+use portcullis_protocol::rpc::code;
 use portcullis_protocol::signal::Signal;
 use serde_json::Value;
 use std::collections::BTreeMap;

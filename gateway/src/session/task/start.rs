@@ -1,0 +1,117 @@
+//! Starting a process: from its turn to its pump.
+
+use super::{Caller, Task};
+use crate::helper::spawner::{Child, Launch, LaunchError, Spawner};
+use crate::process::launch::{self, Ends};
+use crate::process::pump::Pump;
+use crate::reply;
+use crate::session::guard::Bounds;
+use crate::session::message::{Call, Input};
+use crate::session::{Places, SessionConfig, Turn};
+use portcullis_protocol::limit::Scope;
+use portcullis_protocol::process::StartParams;
+use portcullis_protocol::rpc::{RpcError, code};
+use std::num::NonZeroU64;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::timeout;
+
+/// How long a start may take. A working directory on a file system that hangs would hold up the session's queue for ever.
+const START_DEADLINE: Duration = Duration::from_secs(60);
+
+/// A start that came to an end.
+pub(super) struct Begun {
+    key: u64,
+    ends: Ends,
+    started: Result<Child, LaunchError>,
+    /// Its client wants to know what is enforced on it.
+    wants_enforcement: bool,
+    /// Its place among the processes of all sessions.
+    place: OwnedSemaphorePermit,
+}
+
+impl Task {
+    /// Asks the spawner beside everything else. The spawner's answer comes back as [`Begun`].
+    pub(super) fn launch(&mut self, call: Call, key: u64) {
+        let Some(Caller::Prepare(params, policy, turn, reply)) = self.callers.remove(&call) else { return };
+        self.callers.insert(call, Caller::Start(reply));
+        let Places { free, all } = &self.config.processes;
+        let Ok(place) = Arc::clone(free).try_acquire_owned() else {
+            let text = format!(
+                "process/start {}: at most {all} processes may run on this server; let some end, or try again later",
+                params.process_id
+            );
+            return self.handle(Input::StartFailed { key, error: reply::limit(text, "max-processes", *all, Scope::Server) });
+        };
+        let SessionConfig { environment, allow_unprotected, shell, .. } = &self.config;
+        match launch::prepare(Arc::clone(&self.id), &params, policy.as_deref(), *allow_unprotected, environment, shell) {
+            Ok((launch, ends)) => {
+                let (spawner, wants_enforcement) = (self.spawner.clone(), params.enforcement);
+                let bound = bounds(&params).shortest();
+                self.starts.push(Box::pin(async move {
+                    let started = begin(&spawner, launch, turn, bound).await;
+                    Begun { key, ends, started, wants_enforcement, place }
+                }));
+            }
+            Err(error) => self.handle(Input::StartFailed { key, error }),
+        }
+    }
+
+    pub(super) fn begun(&mut self, Begun { key, ends, started, wants_enforcement, place }: Begun) {
+        let child = match started {
+            Ok(child) => child,
+            Err(error) => return self.handle(Input::StartFailed { key, error: launch::failed(&error) }),
+        };
+        let sandbox_type = launch::sandbox_type(&child.enforced);
+        tracing::debug!(session = &*self.id, pid = child.pid, enforced = ?child.enforced, "process started");
+        let enforcement = wants_enforcement.then(|| Box::new(child.enforced.clone()));
+        match Pump::new(key, child, ends, self.spawner.clone(), self.feed.clone()) {
+            Ok((pump, controls)) => {
+                self.controls.insert(key, controls);
+                self.handle(Input::Started { key, sandbox_type, enforcement });
+                // The caller is woken before the pump runs, so that the answer normally comes before the first event.
+                self.act();
+                let task = self.pumps.spawn(pump.run());
+                self.places.insert(key, place);
+                self.pump_keys.insert(task.id(), key);
+            }
+            Err(error) => {
+                let error = RpcError::new(code::INTERNAL, format!("watch the pipes of the process, which was killed: {error}"));
+                self.handle(Input::StartFailed { key, error });
+            }
+        }
+    }
+}
+
+/// Starts a process in its turn. The bounds of the process are bounds of its start too.
+async fn begin(spawner: &Spawner, launch: Launch, turn: Turn, bound: Option<Duration>) -> Result<Child, LaunchError> {
+    let start = async {
+        turn.wait().await;
+        let started = timeout(START_DEADLINE, spawner.process(launch)).await;
+        // Its turn ends when it runs, or never will.
+        drop(turn);
+        started.unwrap_or_else(|_| Err(late(START_DEADLINE)))
+    };
+    match bound {
+        Some(bound) => timeout(bound, start).await.unwrap_or_else(|_| Err(late(bound))),
+        None => start.await,
+    }
+}
+
+fn late(bound: Duration) -> LaunchError {
+    LaunchError::Lost(format!("the process did not start within {} s and is killed if it does", bound.as_secs_f64()))
+}
+
+/// What a start bounds in time.
+pub(super) fn bounds(params: &StartParams) -> Bounds {
+    Bounds {
+        stall: milliseconds(params.stall_ms),
+        ceiling: milliseconds(params.ceiling_ms),
+        drain: milliseconds(params.drain_ms),
+    }
+}
+
+fn milliseconds(bound: Option<NonZeroU64>) -> Option<Duration> {
+    bound.map(|bound| Duration::from_millis(bound.get()))
+}
