@@ -1,8 +1,10 @@
 //! A connection: decodes what one client sends, routes each call, and answers. Calls run side by side up to a bound.
 
+mod control;
 mod files;
 mod http;
 mod output;
+mod watch;
 
 use crate::answer::{Answer, answered, carry_out, text};
 use crate::blocking::Blocking;
@@ -16,6 +18,8 @@ use crate::link::{Doubt, Incoming, Link, Outgoing};
 use crate::policies::Policies;
 use crate::reply;
 use crate::session::{AttachError, Attachment, Command, Newcomer, SessionHandle, Terms};
+use crate::watch::Watches;
+use control::is_control;
 use portcullis_protocol::environment::{EnvironmentInfo, EnvironmentStatus};
 use portcullis_protocol::fs::Empty;
 use portcullis_protocol::init::{InitializeParams, InitializeResult};
@@ -77,6 +81,7 @@ pub(crate) async fn run(core: Arc<Core>, link: Link, closing: CancellationToken)
         disk,
         replies,
         bodies,
+        watches: Watches::new(),
         charge: None,
         place: None,
     };
@@ -102,6 +107,7 @@ pub(crate) async fn run(core: Arc<Core>, link: Link, closing: CancellationToken)
             Some(_ended) = connection.control.join_next() => {}
             Some(_ended) = connection.inputs.join_next() => {}
             Some(_ended) = connection.bodies.tasks.join_next() => {}
+            Some(_ended) = connection.watches.tasks.join_next() => {}
             // Before the messages, which may wait for what this makes room for.
             Ok(()) = answered.changed() => {
                 let mark = *answered.borrow_and_update();
@@ -159,6 +165,8 @@ struct Connection {
     replies: Budget,
     /// Bodies of answers over HTTP.
     bodies: Bodies,
+    /// Watches for what is not there.
+    watches: Watches,
     /// The room of the message at hand, which goes with its call.
     charge: Option<Charge>,
     /// The place of the call at hand among all that run.
@@ -264,6 +272,7 @@ impl Connection {
                 self.handles.close(&params.handle_id);
                 self.answer(&id, &Empty {}).await
             }
+            Call::FsWatchMissing(params) => self.watch_missing(id, params).await,
             Call::HttpRequest(params) => self.http(id, *params),
             Call::NotBuilt { method, .. } => Err(RpcError::unknown_method(method)),
             files => self.files(id, files).await,
@@ -403,25 +412,10 @@ impl Connection {
         self.control.shutdown().await;
         self.inputs.shutdown().await;
         self.bodies.tasks.shutdown().await;
+        self.watches.tasks.shutdown().await;
         let Some((session, attachment)) = self.attached else { return };
         let handles = if self.keeps_handles { self.handles } else { Handles::default() };
         let command = if resumable { Command::Detach(Attachment { handles, ..attachment }) } else { Command::Close };
         let _session_ended = session.send(command).await;
     }
-}
-
-/// Calls that never wait for a slot, so that what runs can always be ended.
-fn is_control(call: &Call) -> bool {
-    matches!(
-        call,
-        Call::Initialize(_)
-            | Call::EnvironmentInfo(_)
-            | Call::EnvironmentStatus
-            | Call::ProcessAcknowledge(_)
-            | Call::ProcessResize(_)
-            | Call::ProcessSignal(_)
-            | Call::ProcessTerminate(_)
-            | Call::FsClose(_)
-            | Call::NotBuilt { .. }
-    )
 }

@@ -41,6 +41,7 @@ pub(crate) fn describe(config: &Config) -> EnvironmentInfo {
         capabilities: Capabilities {
             sandboxed_file_streaming: true,
             file_write_streaming: true,
+            fs_watch_missing: true,
             http_header_env_vars: true,
             ..Capabilities::default()
         },

@@ -19,6 +19,7 @@ mod handles;
 mod handshake;
 mod helper;
 mod http;
+mod ids;
 mod limits;
 mod link;
 mod listen;
@@ -29,6 +30,7 @@ mod registry;
 mod reply;
 mod session;
 mod stdio;
+mod watch;
 
 pub use crate::budget::Charge;
 pub use crate::config::{Config, ExecServerRuntimePaths};

@@ -72,6 +72,8 @@ pub enum Call {
     FsWriteBlock(WriteBlockParams),
     /// `fs/close`
     FsClose(HandleParams),
+    /// `fs/watchMissing`
+    FsWatchMissing(WatchMissingParams),
     /// `http/request`
     HttpRequest(Box<HttpRequestParams>),
     /// A method of this wire that is not built; it answers like one that does not exist, but only after the handshake.
@@ -119,11 +121,10 @@ impl Family {
 }
 
 /// Methods of this wire that are not built.
-const NOT_BUILT: [(&str, Family); 4] = [
+const NOT_BUILT: [(&str, Family); 3] = [
     ("environmentConfig/read", Family::EnvironmentConfig),
     ("capabilities/discoverV2", Family::CapabilityDiscovery),
     ("capabilityRoots/discoverV1", Family::CapabilityDiscovery),
-    ("fs/watchMissing", Family::Filesystem),
 ];
 
 /// A decoded request, and how many of its members nobody knew.
@@ -147,7 +148,6 @@ impl Call {
             let call = Self::NotBuilt { method, family };
             return match method {
                 "environmentConfig/read" => params.check::<ConfigReadParams>(call),
-                "fs/watchMissing" => params.check::<WatchMissingParams>(call),
                 _unread => Ok(Decoded { call, ignored: 0 }),
             };
         }
@@ -177,6 +177,7 @@ impl Call {
             "fs/readBlock" => params.read(Self::FsReadBlock),
             "fs/writeBlock" => params.read(Self::FsWriteBlock),
             "fs/close" => params.read(Self::FsClose),
+            "fs/watchMissing" => params.read(Self::FsWatchMissing),
             "http/request" => params.read(|request| Self::HttpRequest(Box::new(request))),
             unknown => Err(RpcError::unknown_method(unknown)),
         }
@@ -211,6 +212,7 @@ impl Call {
             Self::FsReadBlock(_) => "fs/readBlock",
             Self::FsWriteBlock(_) => "fs/writeBlock",
             Self::FsClose(_) => "fs/close",
+            Self::FsWatchMissing(_) => "fs/watchMissing",
             Self::HttpRequest(_) => "http/request",
             Self::NotBuilt { method, .. } => method,
         }
@@ -389,6 +391,7 @@ mod tests {
             ("fs/readBlock", r#"{"handleId":"h","offset":0,"len":1}"#),
             ("fs/writeBlock", r#"{"handleId":"h","offset":0,"chunk":""}"#),
             ("fs/close", r#"{"handleId":"h"}"#),
+            ("fs/watchMissing", r#"{"watchId":1,"missing":[]}"#),
             ("http/request", r#"{"method":"GET","url":"u","requestId":"r"}"#),
         ] {
             assert_eq!(decode(method, params).unwrap().call.method(), method);

@@ -5,13 +5,12 @@ use super::fetch::within;
 use super::whole::LARGEST;
 use crate::answer::text_size;
 use crate::budget::Budget;
+use crate::ids::{Ids, InUse, NotFree};
 use crate::link::Outgoing;
 use crate::reply;
 use portcullis_protocol::base64::Chunk;
 use portcullis_protocol::http::BodyDelta;
 use portcullis_protocol::rpc::{self, RpcError, code};
-use std::collections::HashMap;
-use std::sync::{Arc, Weak};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -35,13 +34,7 @@ pub(crate) struct Bodies {
     /// What sends them; they end with the connection.
     pub(crate) tasks: JoinSet<()>,
     /// Ids in use. One is free again as soon as its last part is on its way.
-    ids: HashMap<String, Weak<()>>,
-}
-
-/// An id in use.
-#[derive(Debug)]
-pub(crate) struct InUse {
-    _alive: Arc<()>,
+    ids: Ids<String>,
 }
 
 impl Bodies {
@@ -50,24 +43,20 @@ impl Bodies {
         let (whole, parts) = (Budget::new(LARGEST), Budget::new(ON_THE_WAY));
         whole.join(bodies);
         parts.join(replies);
-        Self { whole, parts, tasks: JoinSet::new(), ids: HashMap::new() }
+        Self { whole, parts, tasks: JoinSet::new(), ids: Ids::new(STREAMS) }
     }
 
-    /// Takes an id.
+    /// Takes the id of a body that comes in parts.
     pub(crate) fn reserve(&mut self, id: &str) -> Result<InUse, RpcError> {
-        self.ids.retain(|_, in_use| in_use.strong_count() > 0);
-        if self.ids.contains_key(id) {
-            let text = format!("http/request streamResponse requestId `{id}` is already active");
-            return Err(RpcError::new(code::INVALID_PARAMS, text));
-        }
-        if self.ids.len() >= STREAMS {
-            let text =
-                format!("http/request: {STREAMS} answers are streamed to this connection already: wait for the end of one");
-            return Err(reply::invalid(text));
-        }
-        let in_use = Arc::new(());
-        self.ids.insert(id.to_owned(), Arc::downgrade(&in_use));
-        Ok(InUse { _alive: in_use })
+        self.ids.reserve(id.to_owned()).map_err(|reason| match reason {
+            NotFree::Taken => {
+                let text = format!("http/request streamResponse requestId `{id}` is already active");
+                RpcError::new(code::INVALID_PARAMS, text)
+            }
+            NotFree::Full => reply::invalid(format!(
+                "http/request: {STREAMS} answers are streamed to this connection already: wait for the end of one"
+            )),
+        })
     }
 }
 
@@ -125,24 +114,5 @@ impl Sent {
         };
         let Ok(text) = rpc::notification_text("http/request/bodyDelta", &delta) else { return false };
         self.to.outgoing.send(Outgoing::Large(text, room)).await.is_ok()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_id_is_taken_once_and_free_again() {
-        let mut streams = Bodies::new(&Budget::new(1), &Budget::new(1));
-        let first = streams.reserve("a").unwrap();
-        let taken = streams.reserve("a").unwrap_err();
-        assert_eq!(taken.message, "http/request streamResponse requestId `a` is already active");
-        let others: Vec<_> = (1..STREAMS).map(|number| streams.reserve(&number.to_string()).unwrap()).collect();
-        assert!(streams.reserve("b").unwrap_err().message.contains("256 answers"));
-        drop(first);
-        let again = streams.reserve("a").unwrap();
-        drop((others, again));
-        assert!(streams.reserve("a").is_ok() && streams.ids.len() == 1);
     }
 }

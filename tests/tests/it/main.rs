@@ -36,3 +36,4 @@ mod shared_sessions;
 mod stdio;
 mod threats;
 mod tidy;
+mod watch;
