@@ -7,8 +7,8 @@
 pub use portcullis_client as client;
 pub use portcullis_gateway::{
     Config, Credential, DEFAULT_LISTEN_URL, EgressRule, EgressRuleError, ExecServerListenUrlParseError, ExecServerRuntimePaths,
-    Gateway, LIMITS, Limit, LimitError, Link, LinkEnd, ListenError, ListenUrl, Outgoing, SecretTooShort, SignedBearer,
-    StartError, Unit, run_main, serve, token_path,
+    Gateway, LIMITS, Limit, LimitError, Link, LinkEnd, ListenError, ListenUrl, Outgoing, SecretTooShort, SignError, SignedBearer,
+    StartError, Tls, TlsError, Unit, run_main, serve, token_path,
 };
 pub use portcullis_helpers::dispatch;
 pub use portcullis_protocol as protocol;

@@ -9,6 +9,7 @@ mod limits;
 mod policy;
 mod sources;
 mod terminal;
+mod token;
 
 use args::Command;
 use portcullis::{Config, EgressRule, ExecServerRuntimePaths};
@@ -57,6 +58,10 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         explain::print(options, &mut io::stdout())?;
         return Ok(ExitCode::SUCCESS);
     }
+    if let Command::Token(options) = &command {
+        token::print(options, &mut io::stdout())?;
+        return Ok(ExitCode::SUCCESS);
+    }
     // One thread: two of them on few cores cost more in hand-overs than they gain.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let done = match command {
@@ -71,6 +76,8 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
             let mut config = Config::new(paths);
             options.limits.apply(&mut config)?;
             config.credential = credential::from_flags(&options.auth)?;
+            config.hidden = credential::files(&options.auth);
+            config.tls = credential::tls(&options.auth)?;
             config.allowed_hosts.clone_from(&options.allow_host);
             config.allow_unprotected_metadata = options.allow_unprotected_metadata;
             if let Some(name) = &options.policy {
@@ -86,7 +93,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         }
         Command::Exec(options) => runtime.block_on(exec::run(&options)),
         Command::Doctor(options) => runtime.block_on(doctor::run(options.json)),
-        Command::Explain(_) => Ok(ExitCode::SUCCESS),
+        Command::Explain(_) | Command::Token(_) => Ok(ExitCode::SUCCESS),
     };
     // A read of standard input may still block a thread of the runtime; nothing waits for it.
     runtime.shutdown_background();

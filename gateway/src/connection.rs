@@ -3,6 +3,7 @@
 mod control;
 mod files;
 mod http;
+mod initialize;
 mod output;
 mod watch;
 
@@ -17,20 +18,21 @@ use crate::http::Bodies;
 use crate::link::{Doubt, Incoming, Link, Outgoing};
 use crate::policies::Policies;
 use crate::reply;
-use crate::session::{AttachError, Attachment, Command, Newcomer, SessionHandle, Terms};
+use crate::scope::TokenScope;
+use crate::session::{Attachment, Command, SessionHandle};
 use crate::watch::Watches;
 use control::is_control;
 use portcullis_protocol::environment::{EnvironmentInfo, EnvironmentStatus};
 use portcullis_protocol::fs::Empty;
-use portcullis_protocol::init::{InitializeParams, InitializeResult};
 use portcullis_protocol::limit::Scope;
 use portcullis_protocol::method::{Call, Decoded};
 use portcullis_protocol::process::StartParams;
-use portcullis_protocol::rpc::{self, Id, Message, RpcError, code};
+use portcullis_protocol::rpc::{self, Id, Message, RpcError};
 use serde::Serialize;
 use std::collections::VecDeque;
 use std::future::Future;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use tokio::task::JoinSet;
@@ -45,6 +47,8 @@ const REPLY_BYTES: usize = 64 << 20;
 /// The WebSocket close code of a connection whose session another one took over: of the range that RFC 6455 section 7.4.2
 /// leaves to applications.
 const TAKEN_OVER: u16 = 4001;
+/// The same of a connection whose token has expired.
+const EXPIRED: u16 = 4003;
 /// Input that waits, or whose answer does. A session parks far less for one process, and what it refuses is answered at once.
 const INPUTS: usize = 8192;
 /// Control calls that run; each is one exchange with the session, so a few are many.
@@ -52,7 +56,7 @@ const CONTROL: usize = 64;
 
 /// Serves one client until its link ends or the gateway closes.
 pub(crate) async fn run(core: Arc<Core>, link: Link, closing: CancellationToken) {
-    let Link { mut incoming, outgoing, mut answered, answers_pings, peer, resumable, doubt, handshake, budget } = link;
+    let Link { mut incoming, outgoing, mut answered, answers_pings, peer, resumable, doubt, handshake, budget, scope } = link;
     budget.join(&core.room.incoming);
     let replies = Budget::new(REPLY_BYTES);
     replies.join(&core.room.replies);
@@ -60,7 +64,11 @@ pub(crate) async fn run(core: Arc<Core>, link: Link, closing: CancellationToken)
     let handshake_ends = handshake.map(|time| (time, Instant::now() + time));
     let disk = Disk { blocking: Blocking::new(), deadline: core.config.fs_deadline };
     let slots = core.config.concurrent_requests.max(1);
-    let policies = Policies::new(core.machine.clone(), core.ceiling.clone());
+    let ceiling = match core.ceiling.within(scope.as_ref().and_then(|scope| scope.policy())) {
+        Ok(ceiling) => ceiling,
+        Err(error) => return tracing::error!("{peer}: the ceiling of its token: {error}"),
+    };
+    let policies = Policies::new(core.machine.clone(), ceiling);
     let mut connection = Connection {
         core,
         outgoing,
@@ -72,6 +80,7 @@ pub(crate) async fn run(core: Arc<Core>, link: Link, closing: CancellationToken)
         handshake: Handshake::default(),
         attached: None,
         policies,
+        scope: scope.clone(),
         handles: Handles::default(),
         calls: JoinSet::new(),
         control: JoinSet::new(),
@@ -103,11 +112,13 @@ pub(crate) async fn run(core: Arc<Core>, link: Link, closing: CancellationToken)
                 let _link_full_or_gone = connection.outgoing.try_send(Outgoing::Close { code: 1008, reason });
                 break;
             }
+            () = expired(scope.as_deref()) => {
+                let close = Outgoing::Close { code: EXPIRED, reason: "the token of this connection has expired".to_owned() };
+                let _link_full_or_gone = connection.outgoing.try_send(close);
+                break;
+            }
             Some(_ended) = connection.calls.join_next() => connection.go_on().await,
-            Some(_ended) = connection.control.join_next() => {}
-            Some(_ended) = connection.inputs.join_next() => {}
-            Some(_ended) = connection.bodies.tasks.join_next() => {}
-            Some(_ended) = connection.watches.tasks.join_next() => {}
+            () = one_ended([&mut connection.control, &mut connection.inputs, &mut connection.bodies.tasks, &mut connection.watches.tasks]) => {}
             // Before the messages, which may wait for what this makes room for.
             Ok(()) = answered.changed() => {
                 let mark = *answered.borrow_and_update();
@@ -126,6 +137,15 @@ pub(crate) async fn run(core: Arc<Core>, link: Link, closing: CancellationToken)
     connection.end(resumable).await;
 }
 
+/// Waits for the end of a task in any of the sets.
+async fn one_ended(mut sets: [&mut JoinSet<()>; 4]) {
+    std::future::poll_fn(|task| match sets.iter_mut().any(|set| matches!(set.poll_join_next(task), Poll::Ready(Some(_)))) {
+        true => Poll::Ready(()),
+        false => Poll::Pending,
+    })
+    .await;
+}
+
 /// Waits until it is too late, and answers how much time there was.
 async fn overdue(ends: Option<(Duration, Instant)>) -> Duration {
     match ends {
@@ -133,6 +153,14 @@ async fn overdue(ends: Option<(Duration, Instant)>) -> Duration {
             sleep_until(at).await;
             time
         }
+        None => std::future::pending().await,
+    }
+}
+
+/// Waits until the token of a connection is no longer valid, if that ends it.
+async fn expired(scope: Option<&TokenScope>) {
+    match scope {
+        Some(scope) => scope.expired().await,
         None => std::future::pending().await,
     }
 }
@@ -150,6 +178,8 @@ struct Connection {
     handshake: Handshake,
     attached: Option<(SessionHandle, Attachment)>,
     policies: Policies,
+    /// What its token narrows it to.
+    scope: Option<Arc<TokenScope>>,
     handles: Handles,
     /// Calls that hold a slot.
     calls: JoinSet<()>,
@@ -177,7 +207,8 @@ impl Connection {
     async fn message(&mut self, bytes: &[u8]) {
         let complaint = match rpc::parse(bytes) {
             Ok(Message::Request { id, method, params }) => {
-                let answered = match Call::decode(&method, params) {
+                let allowed = self.scope.as_ref().map_or(Ok(()), |scope| scope.admit(&method)).map_err(reply::invalid);
+                let answered = match allowed.and_then(|()| Call::decode(&method, params)) {
                     Ok(Decoded { call, ignored }) => {
                         if ignored > 0 {
                             tracing::debug!(%method, ignored, "members of a request that nobody knows");
@@ -277,38 +308,6 @@ impl Connection {
             Call::NotBuilt { method, .. } => Err(RpcError::unknown_method(method)),
             files => self.files(id, files).await,
         }
-    }
-
-    async fn initialize(&mut self, id: Id, params: InitializeParams) -> Result<(), RpcError> {
-        let session = match params.resume_session_id {
-            None => self.core.new_session().await?,
-            Some(wanted) => {
-                let unknown = || reply::invalid(format!("unknown session id {wanted}"));
-                self.core.registry.get(&wanted).ok_or_else(unknown)?
-            }
-        };
-        let (reply, attached) = oneshot::channel();
-        let unknown = || reply::invalid(format!("unknown session id {}", session.id()));
-        let longest = self.core.config.max_retention;
-        let terms = Terms {
-            take_over: params.take_over,
-            retention: params.retention_ms.map(|asked| Duration::from_millis(asked).min(longest)),
-            proof: self.proof(params.acknowledge),
-        };
-        let newcomer =
-            Newcomer { outgoing: self.outgoing.clone(), evicted: self.leaving.clone(), doubt: self.doubt.clone(), terms };
-        session.send(Command::Attach { newcomer, reply }).await.map_err(|_| unknown())?;
-        let mut attachment = attached.await.map_err(|_| unknown())?.map_err(|AttachError| {
-            RpcError::new(code::ATTACHED, format!("session {} is already attached to another connection", session.id()))
-        })?;
-        let extensions = params.extensions.then(|| Box::new(environment::extensions(&self.core.config)));
-        let environment_info = Some(EnvironmentInfo { extensions, ..self.core.environment.clone() });
-        let result = InitializeResult { session_id: session.id().to_string(), environment_info };
-        self.handles = std::mem::take(&mut attachment.handles);
-        self.keeps_handles = params.keep_handles;
-        self.attached = Some((session, attachment));
-        self.handshake.attached();
-        self.answer(&id, &result).await
     }
 
     async fn start(&mut self, id: Id, params: Box<StartParams>) -> Result<(), RpcError> {

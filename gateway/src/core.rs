@@ -13,10 +13,11 @@ use crate::policies::{Ceiling, Policies};
 use crate::process::launch;
 use crate::registry::Registry;
 use crate::reply;
+use crate::scope::Digest;
 use crate::session::{self, Command, Places, SessionConfig, SessionHandle, SpoolLimits, Turn};
 use portcullis_protocol::environment::{Enforcement, EnvironmentInfo};
-use portcullis_protocol::helper::{HIDDEN_FLAG, NamespaceLayer};
-use portcullis_protocol::limit::Scope;
+use portcullis_protocol::helper::{CgroupLayer, HIDDEN_FLAG, NamespaceLayer};
+use portcullis_protocol::limit::{Scope, SessionLimits};
 use portcullis_protocol::path::AbsolutePath;
 use portcullis_protocol::process::StartParams;
 use portcullis_protocol::rpc::{RpcError, code};
@@ -135,6 +136,28 @@ pub enum StartError {
         /// Why it does not.
         reason: String,
     },
+    /// Its limits of sessions cannot be held here.
+    #[error("hold the limits of sessions: {lacks} needs the cgroup layer, which is not to be had ({reason}): {remedy}")]
+    SessionLimits {
+        /// Which.
+        lacks: &'static str,
+        /// Why not.
+        reason: String,
+        /// What to do about it.
+        remedy: &'static str,
+    },
+}
+
+/// Less than the operator asked for is a refusal.
+fn can_hold(limits: &SessionLimits, cgroups: &CgroupLayer) -> Result<(), StartError> {
+    let lacks = if limits.processes.is_some() && !cgroups.processes {
+        "processes"
+    } else if limits.memory_bytes.is_some() && !cgroups.memory {
+        "memory"
+    } else {
+        return Ok(());
+    };
+    Err(StartError::SessionLimits { lacks, reason: cgroups.reason.clone(), remedy: report::cgroup_remedy() })
 }
 
 impl Gateway {
@@ -151,7 +174,11 @@ impl Gateway {
             executable: config.paths.executable.display().to_string(),
             reason: error.to_string(),
         };
-        let (spawner, spawner_task) = Spawner::start(&config.paths.executable).await.map_err(failed)?;
+        let (spawner, spawner_task) = Spawner::start(&config.paths.executable, config.session_limits).await.map_err(failed)?;
+        if let Err(error) = can_hold(&config.session_limits, spawner.cgroups()) {
+            spawner_task.stop().await;
+            return Err(error);
+        }
         let (pool, pool_task) = Pool::start(spawner.clone());
         let (work, queue) = mpsc::channel(QUEUE);
         let tokens = config.token_places().iter().filter_map(|place| AbsolutePath::new(place).ok()).collect();
@@ -159,7 +186,7 @@ impl Gateway {
             machine: Machine::here(config.variable("TMPDIR")),
             ceiling: Ceiling::new(config.ceiling.clone(), tokens),
             environment: environment::describe(&config),
-            enforcement: report::enforcement(spawner.namespaces()),
+            enforcement: report::enforcement(spawner.namespaces(), spawner.cgroups()),
             registry: Registry::default(),
             room: Room::new(&config),
             pool: pool.clone(),
@@ -207,7 +234,7 @@ impl Gateway {
     }
 
     /// Tells the clients of a listener from what this gateway started itself.
-    pub(crate) fn peers(&self, local: SocketAddr) -> Peers {
+    pub(crate) fn peers(&self, local: Option<SocketAddr>) -> Peers {
         Peers::new(local, self.core.spawner.clone())
     }
 
@@ -226,8 +253,8 @@ impl Gateway {
 }
 
 impl Core {
-    /// Makes a session and gives its task to the owner.
-    pub(crate) async fn new_session(&self) -> Result<SessionHandle, RpcError> {
+    /// Makes a session for clients of a scope and gives its task to the owner.
+    pub(crate) async fn new_session(&self, scope: Option<Digest>) -> Result<SessionHandle, RpcError> {
         let place = Arc::clone(&self.room.sessions).try_acquire_owned().map_err(|_full| {
             let text = format!(
                 "initialize: at most {} sessions are kept on this server, detached ones included; resume one, or try again later",
@@ -236,12 +263,14 @@ impl Core {
             reply::limit(text, "max-sessions", self.config.sessions, Scope::Server)
         })?;
         let config = SessionConfig {
+            scope,
             most_processes: self.config.session_processes,
             processes: Places { free: Arc::clone(&self.room.processes), all: self.config.processes },
             retention: self.config.retention,
             allow_unprotected: self.config.allow_unprotected_metadata,
             environment: Arc::clone(&self.config.environment),
             shell: self.environment.shell.path.clone(),
+            process_limits: self.config.process_limits,
             spool: self.config.paths.spool.clone(),
             spool_limits: SpoolLimits { process: self.config.spool_bytes, session: self.config.session_spool_bytes },
         };
@@ -345,4 +374,26 @@ async fn own(core: Arc<Core>, mut queue: mpsc::Receiver<Work>, closing: Cancella
     connections.shutdown().await;
     sessions.shutdown().await;
     changes.shutdown().await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::num::NonZeroU64;
+
+    #[test]
+    fn limits_of_sessions_that_nothing_holds_are_refused_with_the_reason() {
+        let some = NonZeroU64::new(9);
+        let limits = [(some, None), (None, some), (some, some), (None, None)];
+        let limits = limits.map(|(processes, memory_bytes)| SessionLimits { processes, memory_bytes });
+        for (processes, memory, expect) in
+            [(true, true, [true; 4]), (true, false, [true, false, false, true]), (false, false, [false, false, false, true])]
+        {
+            let cgroups = CgroupLayer { processes, memory, reason: "it is mounted read-only".to_owned() };
+            let held = limits.map(|limits| can_hold(&limits, &cgroups));
+            assert_eq!(held.each_ref().map(Result::is_ok), expect, "{held:?}");
+            let texts = held.iter().filter_map(|held| held.as_ref().err()).map(ToString::to_string);
+            texts.for_each(|text| assert!(text.contains("mounted read-only") && text.contains("Delegate=yes"), "{text}"));
+        }
+    }
 }

@@ -68,7 +68,7 @@ pub(crate) fn extensions(config: &Config) -> Extensions {
         keep_handles: true,
         take_over: true,
         process_bounds: true,
-        process_limits: false,
+        process_limits: true,
         max_retention_ms: u64::try_from(config.max_retention.as_millis()).unwrap_or(u64::MAX),
         process_events: true,
         process_acknowledge: true,

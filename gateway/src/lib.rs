@@ -28,6 +28,7 @@ mod policies;
 mod process;
 mod registry;
 mod reply;
+mod scope;
 mod session;
 mod stdio;
 mod watch;
@@ -39,6 +40,6 @@ pub use crate::http::{EgressRule, EgressRuleError};
 pub use crate::limits::{LIMITS, Limit, LimitError, Unit};
 pub use crate::link::{ConnectionEnded, Inlet, Link, LinkEnd, Outgoing};
 pub use crate::listen::{
-    Credential, DEFAULT_LISTEN_URL, ExecServerListenUrlParseError, ListenError, ListenUrl, SecretTooShort, SignedBearer,
-    run_main, serve, token_path,
+    Credential, DEFAULT_LISTEN_URL, ExecServerListenUrlParseError, ListenError, ListenUrl, SecretTooShort, SignError,
+    SignedBearer, Tls, TlsError, run_main, serve, token_path,
 };

@@ -1,7 +1,9 @@
 //! A link: a pair of bounded channels that carry the messages of one client, whatever the transport.
 
 use crate::budget::{Budget, Charge};
+use crate::scope::TokenScope;
 use bytes::Bytes;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 
@@ -31,6 +33,8 @@ pub struct Link {
     pub(crate) doubt: Doubt,
     /// How long its client may take for the handshake; none: as long as it likes.
     pub(crate) handshake: Option<Duration>,
+    /// What its client's token narrows it to.
+    pub(crate) scope: Option<Arc<TokenScope>>,
     /// What its client's messages are charged to.
     pub(crate) budget: Budget,
 }
@@ -141,6 +145,7 @@ impl Link {
             resumable,
             doubt: Doubt(doubt),
             handshake: None,
+            scope: None,
         };
         let inlet = Inlet { messages, answered, budget };
         (link, LinkEnd { incoming: inlet, outgoing: from_gateway, doubts })

@@ -6,7 +6,8 @@ use crate::http::{self, Parts, Request, fetch, send_parts};
 use crate::reply;
 use portcullis_protocol::base64::Chunk;
 use portcullis_protocol::http::{HttpRequestParams, HttpRequestResult};
-use portcullis_protocol::rpc::{self, Id, RpcError};
+use portcullis_protocol::rpc::{self, Id, RpcError, code};
+use portcullis_sandbox::policy::Network;
 use std::sync::Arc;
 use tokio::sync::oneshot;
 
@@ -15,6 +16,12 @@ impl Connection {
     pub(super) fn http(&mut self, id: Id, params: HttpRequestParams) -> Result<(), RpcError> {
         let (streams, request_id) = (params.stream_response, params.request_id.clone());
         let request = Request::new(params, &self.core.config.environment)?;
+        let scope = self.scope.as_ref().and_then(|scope| scope.policy());
+        if scope.is_some_and(|policy| policy.network == Network::Restricted) {
+            let text =
+                format!("{}: the token of this connection leaves requests no network, so nothing was sent", request.attempt());
+            return Err(RpcError::new(code::INTERNAL, text));
+        }
         if streams {
             self.http_in_parts(id, request, request_id)
         } else {

@@ -4,10 +4,12 @@
 //! the server stops, what is still in line is answered with 503 before the listener is closed, so that nobody is accepted and
 //! then dropped without a word.
 
-use super::credential::Guard;
+use super::credential::{Admitted, Guard};
 use super::host;
+use super::socket::{Listener, Socket};
+use super::tls;
 use crate::core::Readiness;
-use crate::peer::Peers;
+use crate::peer::{Ends, Peers};
 use axum::Router;
 use axum::body::Body;
 use axum::extract::ws::rejection::WebSocketUpgradeRejection;
@@ -20,11 +22,11 @@ use axum::routing::{any, get};
 use futures_util::FutureExt as _;
 use hyper_util::rt::TokioIo;
 use std::convert::Infallible;
+use std::error::Error;
 use std::io;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
@@ -62,24 +64,19 @@ pub(super) struct Serving {
 #[derive(Debug)]
 pub(super) struct Upgraded {
     pub(super) socket: WebSocket,
-    pub(super) peer: SocketAddr,
+    pub(super) ends: Ends,
+    pub(super) admitted: Admitted,
     pub(super) place: Arc<OwnedSemaphorePermit>,
 }
 
 /// Accepts until the server stops, and then serves nobody more. `connections` is the bound of sockets, upgraded ones included.
-pub(super) async fn run(listener: TcpListener, serving: Serving, connections: usize) {
+pub(super) async fn run(listener: Listener, serving: Serving, connections: usize) {
     let places = Arc::new(Semaphore::new(connections));
     let app = routes(serving.clone());
     let mut sockets = JoinSet::new();
-    let begin = |socket: TcpStream, peer: SocketAddr, sockets: &mut JoinSet<()>| {
-        // Without this a reply and the notification behind it wait 40 ms for the client's delayed acknowledgement.
-        if let Err(error) = socket.set_nodelay(true) {
-            tracing::debug!("TCP_NODELAY: {error}");
-        }
-        match Arc::clone(&places).try_acquire_owned() {
-            Ok(place) => drop(sockets.spawn(serve(socket, peer, place, app.clone()))),
-            Err(_full) => refuse(&socket, connections),
-        }
+    let begin = |(socket, ends): (Socket, Ends), sockets: &mut JoinSet<()>| match Arc::clone(&places).try_acquire_owned() {
+        Ok(place) => drop(sockets.spawn(serve(socket, Arrival { ends, place: Arc::new(place) }, app.clone()))),
+        Err(_full) => refuse(&socket, connections),
     };
     loop {
         let accepted = tokio::select! {
@@ -89,7 +86,7 @@ pub(super) async fn run(listener: TcpListener, serving: Serving, connections: us
             accepted = listener.accept() => accepted,
         };
         match accepted {
-            Ok((socket, peer)) => begin(socket, peer, &mut sockets),
+            Ok(arrived) => begin(arrived, &mut sockets),
             Err(error) if is_of_one_client(&error) => {}
             Err(error) => {
                 tracing::warn!("accept: {error}");
@@ -100,24 +97,44 @@ pub(super) async fn run(listener: TcpListener, serving: Serving, connections: us
             }
         }
     }
-    while let Some(Ok((socket, peer))) = listener.accept().now_or_never() {
-        begin(socket, peer, &mut sockets);
+    while let Some(Ok(arrived)) = listener.accept().now_or_never() {
+        begin(arrived, &mut sockets);
     }
     drop(listener);
     while sockets.join_next().await.is_some() {}
 }
 
 /// Answers the one request of a socket, or upgrades it.
-async fn serve(socket: TcpStream, peer: SocketAddr, place: OwnedSemaphorePermit, app: Router) {
-    let place = Arc::new(place);
-    let local = match socket.local_addr() {
-        Ok(local) => local,
-        Err(error) => return tracing::debug!(%peer, "its own address: {error}"),
+async fn serve(socket: Socket, arrival: Arrival, app: Router) {
+    let ends = arrival.ends.clone();
+    let served = async {
+        match socket {
+            Socket::Tcp(socket) => answer(socket, arrival, app).await?,
+            Socket::Unix(socket) => answer(socket, arrival, app).await?,
+            Socket::Tls(socket, acceptor) if tls::begins_with_tls(&socket).await? => {
+                answer(acceptor.accept(socket).await?, arrival, app).await?;
+            }
+            Socket::Tls(socket, _acceptor) => tls::refuse_plain(socket).await?,
+        }
+        Ok::<(), Box<dyn Error + Send + Sync>>(())
     };
+    // It ends with the upgrade, so what follows that has time.
+    match timeout(DEADLINE, served).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::debug!(%ends, "http: {error}"),
+        Err(_elapsed) => tracing::debug!(%ends, "http: neither upgraded nor answered within {} s", DEADLINE.as_secs()),
+    }
+}
+
+/// The same over any stream.
+async fn answer<S>(stream: S, arrival: Arrival, app: Router) -> Result<(), hyper::Error>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
     let service = hyper::service::service_fn(|request: hyper::Request<hyper::body::Incoming>| {
-        let (app, place) = (app.clone(), Arc::clone(&place));
+        let app = app.clone();
         let mut request = request.map(Body::new);
-        request.extensions_mut().insert(Arrival { peer, local, place });
+        request.extensions_mut().insert(arrival.clone());
         async move {
             let mut answer = app.oneshot(request).await?;
             // Not by a setting of the whole socket, which would say so of an upgrade too.
@@ -127,24 +144,17 @@ async fn serve(socket: TcpStream, peer: SocketAddr, place: OwnedSemaphorePermit,
             Ok::<Response, Infallible>(answer)
         }
     });
-    let served = hyper::server::conn::http1::Builder::new()
+    hyper::server::conn::http1::Builder::new()
         .max_buf_size(HEADERS)
-        .serve_connection(TokioIo::new(socket), service)
-        .with_upgrades();
-    // It ends with the upgrade, so what follows that has time.
-    match timeout(DEADLINE, served).await {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => tracing::debug!(%peer, "http: {error}"),
-        Err(_elapsed) => tracing::debug!(%peer, "http: neither upgraded nor answered within {} s", DEADLINE.as_secs()),
-    }
+        .serve_connection(TokioIo::new(stream), service)
+        .with_upgrades()
+        .await
 }
 
 /// Where a request came from.
 #[derive(Debug, Clone)]
 struct Arrival {
-    peer: SocketAddr,
-    /// The address that it reached.
-    local: SocketAddr,
+    ends: Ends,
     place: Arc<OwnedSemaphorePermit>,
 }
 
@@ -177,13 +187,14 @@ async fn refuse_pages(State(serving): State<Serving>, request: Request, next: Ne
 
 async fn upgrade(
     State(serving): State<Serving>,
-    Extension(Arrival { peer, local, place }): Extension<Arrival>,
+    Extension(Arrival { ends, place }): Extension<Arrival>,
     headers: HeaderMap,
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Response {
-    if let Err(text) = serving.guard.admit(&headers) {
-        return (StatusCode::UNAUTHORIZED, text).into_response();
-    }
+    let admitted = match serving.guard.admit(&headers) {
+        Ok(admitted) => admitted,
+        Err(text) => return (StatusCode::UNAUTHORIZED, text).into_response(),
+    };
     let upgrade = match upgrade {
         Ok(upgrade) => upgrade,
         Err(refusal) => return refusal.into_response(),
@@ -191,23 +202,23 @@ async fn upgrade(
     if serving.stop.is_cancelled() {
         return (StatusCode::SERVICE_UNAVAILABLE, "the server is shutting down; nothing was done\n").into_response();
     }
-    if let Err(error) = serving.peers.admit(peer, local).await {
+    if let Err(error) = serving.peers.admit(&ends).await {
         return (StatusCode::FORBIDDEN, format!("{error}\n")).into_response();
     }
     let upgrade = upgrade.max_frame_size(FRAME).max_message_size(MESSAGE).read_buffer_size(READ_BUFFER);
     upgrade.on_upgrade(move |socket| async move {
-        let _shutting_down = serving.upgrades.send(Upgraded { socket, peer, place }).await;
+        let _shutting_down = serving.upgrades.send(Upgraded { socket, ends, admitted, place }).await;
     })
 }
 
 /// The answer to a socket too many, as far as the system takes it at once.
-fn refuse(socket: &TcpStream, connections: usize) {
+fn refuse(socket: &Socket, connections: usize) {
     let text = format!("at most {connections} connections are served; try again later\n");
     let answer = format!(
         "HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Type: text/plain\r\nContent-Length: {}\r\n\r\n{text}",
         text.len()
     );
-    let _socket_gone = socket.try_write(answer.as_bytes());
+    socket.try_write(answer.as_bytes());
 }
 
 /// Errors of `accept(2)` that say that one client gave up, and nothing of the listener.

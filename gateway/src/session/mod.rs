@@ -8,6 +8,7 @@ mod calls;
 mod delivery;
 mod guard;
 mod ledger;
+mod limit;
 mod log;
 mod message;
 mod operations;
@@ -26,8 +27,10 @@ use crate::budget::{Budget, Charge};
 use crate::handles::Handles;
 use crate::helper::spawner::Spawner;
 use crate::link::{Doubt, Outgoing};
+use crate::scope::Digest;
 use futures_util::future::BoxFuture;
 use portcullis_protocol::fs::Empty;
+use portcullis_protocol::limit::ProcessLimits;
 use portcullis_protocol::logged::AcknowledgeParams;
 use portcullis_protocol::process::{
     CloseStdinParams, ListResult, ReadParams, ReadResult, ResizeParams, SignalParams, StartParams, StartResult, TerminateParams,
@@ -56,9 +59,13 @@ pub(crate) struct SessionConfig {
     pub(crate) allow_unprotected: bool,
     /// SHELL of a process with a terminal.
     pub(crate) shell: String,
+    /// The most that each start may use, whatever it asks for.
+    pub(crate) process_limits: ProcessLimits,
     /// Where output waits for which there is no room while nobody is attached, and how much of it.
     pub(crate) spool: PathBuf,
     pub(crate) spool_limits: SpoolLimits,
+    /// The scope of its clients' tokens, if these have one: nobody else's gets it.
+    pub(crate) scope: Option<Digest>,
     /// Processes of the session that may live at a time.
     pub(crate) most_processes: usize,
     /// What it shares of those of all sessions.
@@ -76,10 +83,16 @@ pub(crate) struct Places {
 #[derive(Debug, Clone)]
 pub(crate) struct SessionHandle {
     id: Arc<str>,
+    scope: Option<Digest>,
     commands: mpsc::Sender<Command>,
 }
 
 impl SessionHandle {
+    /// The scope of the tokens of its clients.
+    pub(crate) fn scope(&self) -> Option<Digest> {
+        self.scope
+    }
+
     /// Its name, which is a secret of its client.
     pub(crate) fn id(&self) -> Arc<str> {
         Arc::clone(&self.id)
@@ -195,6 +208,7 @@ pub(crate) fn start(
     config: SessionConfig,
 ) -> (SessionHandle, impl Future<Output = ()> + Send + use<>) {
     let (commands, queue) = mpsc::channel(QUEUE);
+    let scope = config.scope;
     let task = task::Task::new(Arc::clone(&id), spawner, config);
-    (SessionHandle { id, commands }, task.run(queue))
+    (SessionHandle { id, scope, commands }, task.run(queue))
 }

@@ -5,14 +5,13 @@ mod output;
 mod start;
 
 use self::start::Begun;
-
 use super::message::{Answer, Call, Input, Output, Retention, Start};
 use super::spool::{Done, Spools};
 use super::state::State;
 use super::{AttachError, Attachment, Change, Command, Newcomer, Order, Page, Reply, SessionConfig, Turn};
 use crate::budget::{Budget, Charge};
 use crate::handles::Handles;
-use crate::helper::spawner::Spawner;
+use crate::helper::spawner::{KILL, Spawner};
 use crate::link::Outgoing;
 use crate::process::launch;
 use crate::process::pump::{Controls, Feed};
@@ -54,6 +53,8 @@ pub(super) struct Task {
     starts: FuturesUnordered<BoxFuture<'static, Begun>>,
     /// Pages that wait for room on their connection.
     rooms: FuturesUnordered<BoxFuture<'static, (Call, Charge)>>,
+    /// Words to the spawner about what ended processes have left. The calls that want it bound them.
+    kills: FuturesUnordered<BoxFuture<'static, ()>>,
     spools: Spools,
     controls: HashMap<u64, Controls>,
     /// Of the processes that live, among those of all sessions.
@@ -87,6 +88,7 @@ enum Wake {
     Spool(u64, Done),
     Reserved(Call, Charge),
     Room(bool),
+    Killed,
     Timeout,
 }
 
@@ -109,6 +111,7 @@ impl Task {
             changes: FuturesUnordered::new(),
             starts: FuturesUnordered::new(),
             rooms: FuturesUnordered::new(),
+            kills: FuturesUnordered::new(),
             spools,
             controls: HashMap::new(),
             places: HashMap::new(),
@@ -146,6 +149,7 @@ impl Task {
             Some((operation, outcome)) = self.changes.next() => Wake::Changed(operation, outcome),
             Some(ended) = self.pumps.join_next_with_id() => Wake::Pump(ended),
             Some((key, done)) = self.spools.next() => Wake::Spool(key, done),
+            Some(()) = self.kills.next() => Wake::Killed,
             Some((call, room)) = self.rooms.next() => Wake::Reserved(call, room),
             room = reserve(connection), if connection.is_some() => Wake::Room(room),
             () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => Wake::Timeout,
@@ -176,7 +180,7 @@ impl Task {
             }
             // The connection is on its way out: its detach will come.
             Wake::Room(false) => self.attached = None,
-            Wake::Room(true) => {}
+            Wake::Room(true) | Wake::Killed => {}
             Wake::Timeout => self.handle(Input::Timeout),
         }
     }
@@ -196,7 +200,9 @@ impl Task {
                 let (operation, digest) = (change.operation.clone(), change.digest);
                 (Caller::Change(change, reply), Input::Change { call, operation, digest })
             }
-            Command::Start { params, policy, turn, reply } => {
+            Command::Start { mut params, policy, turn, reply } => {
+                let limits = params.limits.unwrap_or_default().narrowed_by(&self.config.process_limits);
+                params.limits = Some(limits);
                 if let Err(error) = launch::check(&params, policy.is_some()) {
                     let _caller_gone = reply.send(Err(error));
                     return;
@@ -209,6 +215,7 @@ impl Task {
                     at_ms: unix_ms(),
                     when_full: params.when_full.unwrap_or_default(),
                     bounds: start::bounds(&params),
+                    output: limits.output_bytes,
                 };
                 (Caller::Prepare(params, policy, turn, reply), Input::Start { call, start })
             }
@@ -227,7 +234,7 @@ impl Task {
             }
             Command::Terminate { params, reply } => {
                 let grace = Duration::from_millis(params.grace_ms.unwrap_or(0));
-                (Caller::Terminate(reply), Input::Terminate { call, process: params.process_id, grace })
+                (Caller::Terminate(reply), Input::Terminate { call, process: params.process_id, grace, report: params.report })
             }
             Command::Close => return self.handle(Input::Close),
         };
@@ -271,6 +278,7 @@ impl Task {
                 Output::Resize { key, size } => self.with(key, |controls| controls.resize(size)),
                 Output::Signal { key, signal } => self.with(key, |controls| controls.signal(signal)),
                 Output::Kill { key } => self.with(key, |controls| controls.kill()),
+                Output::KillLeft { key } => self.kill_left(key),
                 Output::Abandon { key } => self.with(key, |controls| controls.leave_output()),
                 Output::Forget { key } => {
                     self.controls.remove(&key);
@@ -278,6 +286,15 @@ impl Task {
                 }
                 Output::End => self.has_ended = true,
             }
+        }
+    }
+
+    /// The pump may have ended, so the spawner is told directly.
+    fn kill_left(&mut self, key: u64) {
+        if let Some(child) = self.controls.get(&key).map(Controls::child) {
+            let spawner = self.spawner.clone();
+            // With the spawner everything ends.
+            self.kills.push(Box::pin(async move { drop(spawner.signal(child, KILL).await) }));
         }
     }
 

@@ -8,7 +8,7 @@ use crate::reply;
 use crate::session::guard::Bounds;
 use crate::session::message::{Call, Input};
 use crate::session::{Places, SessionConfig, Turn};
-use portcullis_protocol::limit::Scope;
+use portcullis_protocol::limit::{LimitBy, LimitInForce, Scope};
 use portcullis_protocol::process::StartParams;
 use portcullis_protocol::rpc::{RpcError, code};
 use std::num::NonZeroU64;
@@ -27,6 +27,8 @@ pub(super) struct Begun {
     started: Result<Child, LaunchError>,
     /// Its client wants to know what is enforced on it.
     wants_enforcement: bool,
+    /// The limit of its output, which is the session's to hold.
+    output: Option<LimitInForce>,
     /// Its place among the processes of all sessions.
     place: OwnedSemaphorePermit,
 }
@@ -49,27 +51,32 @@ impl Task {
             Ok((launch, ends)) => {
                 let (spawner, wants_enforcement) = (self.spawner.clone(), params.enforcement);
                 let bound = bounds(&params).shortest();
+                let most = params.limits.and_then(|limits| limits.output_bytes);
+                let output =
+                    most.map(|most| LimitInForce { limit: "outputBytes".to_owned(), value: most.get(), by: LimitBy::Gateway });
                 self.starts.push(Box::pin(async move {
                     let started = begin(&spawner, launch, turn, bound).await;
-                    Begun { key, ends, started, wants_enforcement, place }
+                    Begun { key, ends, started, wants_enforcement, output, place }
                 }));
             }
             Err(error) => self.handle(Input::StartFailed { key, error }),
         }
     }
 
-    pub(super) fn begun(&mut self, Begun { key, ends, started, wants_enforcement, place }: Begun) {
+    pub(super) fn begun(&mut self, Begun { key, ends, started, wants_enforcement, output, place }: Begun) {
         let child = match started {
             Ok(child) => child,
             Err(error) => return self.handle(Input::StartFailed { key, error: launch::failed(&error) }),
         };
         let sandbox_type = launch::sandbox_type(&child.enforced);
         tracing::debug!(session = &*self.id, pid = child.pid, enforced = ?child.enforced, "process started");
+        let (mut limits, tree) = (child.limits.clone(), child.tree);
+        limits.extend(output);
         let enforcement = wants_enforcement.then(|| Box::new(child.enforced.clone()));
         match Pump::new(key, child, ends, self.spawner.clone(), self.feed.clone()) {
             Ok((pump, controls)) => {
                 self.controls.insert(key, controls);
-                self.handle(Input::Started { key, sandbox_type, enforcement });
+                self.handle(Input::Started { key, sandbox_type, enforcement, limits, tree });
                 // The caller is woken before the pump runs, so that the answer normally comes before the first event.
                 self.act();
                 let task = self.pumps.spawn(pump.run());

@@ -2,8 +2,9 @@
 
 use super::origin::{Origin, server};
 use super::{body, request};
-use portcullis_tests::{Client, Refusal, Server};
+use portcullis_tests::{Client, PATIENCE, Place, Refusal, Server, portcullis};
 use serde_json::json;
+use tokio::time::timeout;
 
 async fn fetch(server: &Server, url: &str) -> Result<String, Refusal> {
     let mut client = Client::connect(server).await;
@@ -114,4 +115,27 @@ async fn proxies_are_used_where_the_rule_admits_them_and_the_name() {
     let before = (proxy.accepted(), origin.accepted());
     assert!(fetch(&direct, &origin.url("/")).await.unwrap().starts_with("GET / HTTP/1.1"));
     assert_eq!((proxy.accepted(), origin.accepted()), (before.0, before.1 + 1));
+}
+
+#[tokio::test]
+async fn a_token_without_network_reaches_nothing_whatever_the_rule() {
+    let (place, origin) = (Place::new(), Origin::start().await);
+    place.put("secret", "of thirty-two bytes at the very least");
+    let secret = place.path("secret").display().to_string();
+    let auth = ["serve", "--ws-auth", "signed-bearer-token", "--ws-shared-secret-file", &secret, "--allow-egress", "127.0.0.1"];
+    let server = Server::with(portcullis(&auth)).await;
+    for (scope, reaches) in [(&["--policy", "read-only"][..], false), (&["--policy", "full-access"], true), (&[], true)] {
+        let words = [&["token", "--secret-file", &secret, "--expires", "600"][..], scope].concat();
+        let output = timeout(PATIENCE, portcullis(&words).output()).await.unwrap().unwrap();
+        let token = String::from_utf8(output.stdout).unwrap();
+        let mut client = Client::connect_with_token(&server.url, token.trim()).await;
+        let before = origin.accepted();
+        match client.call("http/request", request(&origin.url("/"), json!({}))).await {
+            Ok(result) => assert!(reaches && result["status"] == 200, "{scope:?}: {result}"),
+            Err(refusal) => {
+                assert!(!reaches && refusal.message.contains("the token of this connection"), "{scope:?}: {refusal:?}")
+            }
+        }
+        assert_eq!(origin.accepted() - before, usize::from(reaches));
+    }
 }
