@@ -1,0 +1,114 @@
+"""What a scenario works with: a workspace, a place outside of it, the client, the model and the link between client and server."""
+
+import json
+import re
+
+import codex
+
+# The size up to which a message is shown with a failure.
+SHOWN = 300
+
+
+class Scenario:
+    def __init__(self, program, folder, model, proxy):
+        self._program, self._folder, self._model, self._proxy = program, folder, model, proxy
+        folder.mkdir()
+        self.workspace, self.outside = folder / "workspace", folder / "outside"
+        self.workspace.mkdir()
+        self.outside.mkdir()
+        # Where discovery begins; git need not be there for it.
+        (self.workspace / ".git").mkdir()
+        (self.workspace / ".git/HEAD").write_text("ref: refs/heads/main\n")
+        self._home = codex.Home(folder / "home", model.url)
+        self._closers = []
+        self.connections, self.stderr = 0, ""
+        proxy.forget()
+
+    def turn(self, script, sandbox="workspace-write", config="", top="", cuts=0, options=()):
+        """One run of the client to its end, with what must hold of every one: the script was played to its end without a failed
+        check, and the client opened one connection, and one more for each of our cuts: a message from the server that the client
+        does not understand makes it connect again and say nothing of it."""
+        self._home.write(config, top)
+        self._proxy.forget_connections()
+        self._model.play(script)
+        turn = codex.Turn(self._program, self._home, self.workspace, self._proxy.url, sandbox, "go", options=options)
+        self.stderr = turn.stderr
+        self.connections = self._proxy.connections
+        if self._model.failure:
+            raise self._model.failure
+        assert turn.status is not None, "the client did not end"
+        assert turn.status == 0, f"the client ended with status {turn.status}"
+        assert self._model.ended, "the client ended before the script"
+        assert not self._model.unexpected, self._model.unexpected
+        assert not self._proxy.broken, self._proxy.broken
+        assert self._proxy.uncut() == 0, "what was to be cut was never sent"
+        assert self.connections == 1 + cuts, f"{self.connections} connections, {1 + cuts} were due"
+        return turn
+
+    def cut(self, sender, matches, is_lost=True):
+        """Resets the connection at the next message of `sender` ("client" or "server") that `matches`, which is lost or arrives
+        just before."""
+        self._proxy.cut(sender, matches, is_lost)
+
+    def requests(self):
+        """What the client sent to the model."""
+        return self._model.requests
+
+    def sent(self, method):
+        return self._proxy.sent(method)
+
+    def told(self, method):
+        return self._proxy.told(method)
+
+    def exchange(self):
+        """All messages, as (sender, message), in the order in which they came by."""
+        return list(self._proxy.messages)
+
+    def tool_names(self):
+        """The tools that the client offers, those in groups as `group.tool`."""
+        names = []
+        for tool in self._model.requests[0]["tools"]:
+            names.append(tool.get("name", tool["type"]))
+            names += [f"{tool.get('name')}.{inner.get('name')}" for inner in tool.get("tools", [])]
+        return names
+
+    def at_end(self, close):
+        self._closers.append(close)
+
+    def end(self):
+        for close in reversed(self._closers):
+            close()
+
+    def messages(self):
+        lines = []
+        for sender, message in self._proxy.messages:
+            text = json.dumps(message)
+            lines.append(f"{sender}: {text if len(text) <= SHOWN else text[:SHOWN] + '…'}")
+        return "\n".join(lines)
+
+
+def holds(text, part):
+    """Fails unless the text has the part."""
+    assert part in text, f"{part!r} is not in {text!r}"
+
+
+def lacks(text, part):
+    assert part not in text, f"{part!r} is in {text!r}"
+
+
+def text_of(output):
+    """The words of a tool's output, which may come in parts."""
+    return output if isinstance(output, str) else "".join(part.get("text", "") for part in output)
+
+
+def exited(output, status):
+    """Fails unless a command ended with the status; what it printed."""
+    holds(output, f"Process exited with code {status}\n")
+    return output.split("Output:\n", 1)[1]
+
+
+def session_of(output):
+    """The number by which a command that still runs is written to."""
+    found = re.search(r"Process running with session ID (\d+)", output)
+    assert found, f"no running session in {output!r}"
+    return int(found[1])
