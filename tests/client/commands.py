@@ -1,5 +1,7 @@
 """Commands: what they print, how they end, and those that are written to while they run."""
 
+import fcntl
+
 from model import call
 from scenario import exited, holds, lacks, session_of
 
@@ -61,8 +63,8 @@ def all_output_arrives_in_order(scenario):
 def a_terminal_answers(scenario):
     def script():
         (output,) = yield [call("exec_command", cmd="test -t 0 && test -t 1 && read -p 'name? ' name && echo \"hello $name\"",
-                                tty=True, yield_time_ms=500)]
-        (output,) = yield [call("write_stdin", session_id=session_of(output), chars="world\n", yield_time_ms=5_000)]
+                                tty=True, yield_time_ms=250)]
+        (output,) = yield [call("write_stdin", session_id=session_of(output), chars="world\n", yield_time_ms=20_000)]
         holds(exited(output, 0), "hello world")
 
     scenario.turn(script())
@@ -72,47 +74,61 @@ def a_terminal_answers(scenario):
 
 def a_shell_is_talked_to(scenario):
     def script():
-        (output,) = yield [call("exec_command", cmd="PS1='> ' bash --norc --noprofile", tty=True, yield_time_ms=500)]
-        session = session_of(output)
-        (output,) = yield [call("write_stdin", session_id=session, chars="x=40\n", yield_time_ms=500)]
-        assert session_of(output) == session
-        (output,) = yield [call("write_stdin", session_id=session, chars="echo $((x + 2))\n", yield_time_ms=500)]
-        holds(output, "42")
-        (output,) = yield [call("write_stdin", session_id=session, chars="exit 7\n", yield_time_ms=5_000)]
+        (output,) = yield [call("exec_command", cmd="PS1='> ' bash --norc --noprofile", tty=True, yield_time_ms=250)]
+        session, seen = session_of(output), output
+        for line in ("x=40", "echo $((x + 2))"):
+            (output,) = yield [call("write_stdin", session_id=session, chars=f"{line}\n", yield_time_ms=250)]
+            assert session_of(output) == session
+            seen += output
+        (output,) = yield [call("write_stdin", session_id=session, chars="exit 7\n", yield_time_ms=20_000)]
         exited(output, 7)
+        holds(seen + output, "42")
 
     scenario.turn(script())
+    written = [message["params"]["writeId"] for message in scenario.sent("process/write")]
+    assert written == ["1", "2", "3"], written
 
 
 def ctrl_c_ends_a_command(scenario):
     def script():
-        (output,) = yield [call("exec_command", cmd="exec sleep 300", tty=True, yield_time_ms=500)]
-        (output,) = yield [call("write_stdin", session_id=session_of(output), chars="\x03", yield_time_ms=5_000)]
+        (output,) = yield [call("exec_command", cmd="exec sleep 300", tty=True, yield_time_ms=250)]
+        (output,) = yield [call("write_stdin", session_id=session_of(output), chars="\x03", yield_time_ms=20_000)]
         exited(output, 130)
 
     scenario.turn(script())
 
 
 def a_command_in_the_background_is_polled(scenario):
+    scenario.gate()
+
     def script():
-        (output,) = yield [call("exec_command", cmd="until [ -e go ]; do sleep 0.02; done; echo gone", yield_time_ms=300)]
+        (output,) = yield [call("exec_command", cmd="read -r go < gate; echo gone", yield_time_ms=250)]
         session = session_of(output)
-        yield [call("exec_command", cmd="touch go")]
-        (output,) = yield [call("write_stdin", session_id=session, chars="", yield_time_ms=5_000)]
-        holds(exited(output, 0), "gone")
+        (output,) = yield [call("exec_command", cmd="echo meanwhile")]
+        assert exited(output, 0) == "meanwhile\n", output
+        scenario.open_gate()
+        (output,) = yield [call("write_stdin", session_id=session, chars="", yield_time_ms=20_000)]
+        assert exited(output, 0) == "gone\n", output
 
     scenario.turn(script())
 
 
 def what_still_runs_ends_with_the_client(scenario):
+    scenario.gate()
+    lock = open(scenario.workspace / "lock", "w")
+    scenario.at_end(lock.close)
+
     def script():
-        (output,) = yield [call("exec_command", cmd="echo $$ > pid; exec sleep 300", yield_time_ms=300)]
+        command = "exec 9> lock; flock 9; read -r go < gate; exec sleep 300"
+        (output,) = yield [call("exec_command", cmd=command, yield_time_ms=250)]
         session_of(output)
+        # It has the lock now.
+        scenario.open_gate()
 
     scenario.turn(script())
-    assert scenario.sent("process/terminate"), "the client ends what it leaves"
-    answers = [message for sender, message in scenario.exchange() if message.get("answers") == "process/terminate"]
-    assert any(answer.get("result", {}).get("running") for answer in answers), answers
+    assert any(answer["result"]["running"] for answer in scenario.answered("process/terminate"))
+    # Given when it has ended.
+    fcntl.flock(lock, fcntl.LOCK_EX)
 
 
 SCENARIOS = [

@@ -15,8 +15,9 @@ class Proxy:
 
     def __init__(self, host, port):
         self._target = (host, port)
-        self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
+        # Taken again by what decides on cuts, which looks at the messages before.
+        self._lock = threading.RLock()
+        self._is_cut_done = threading.Condition(self._lock)
         self._cuts = []
         self._open = set()
         self.connections = 0
@@ -27,14 +28,14 @@ class Proxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def forget(self):
-        """Before a scenario: nothing was seen and nothing is to be cut."""
+        """Before a turn: nothing was seen. What is to be cut stays."""
         with self._lock:
-            self.connections, self.messages, self.broken, self._cuts = 0, [], [], []
+            self.connections, self.messages, self.broken = 0, [], []
 
-    def forget_connections(self):
-        """Before a turn: what is to be cut stays."""
+    def uncut_all(self):
+        """Before a scenario: nothing is to be cut."""
         with self._lock:
-            self.connections = 0
+            self._cuts = []
 
     def cut(self, sender, matches, is_lost=True):
         """Resets the connection when `sender` ("client" or "server") sends a message that matches, once.
@@ -45,14 +46,24 @@ class Proxy:
             self._cuts.append(Cut(sender, matches, is_lost))
 
     def uncut(self):
-        """The cuts that have not happened."""
+        """How many cuts have not happened."""
         with self._lock:
             return len(self._cuts)
+
+    def wait_until_cut(self, timeout):
+        """Waits until no cut is outstanding; whether that came to be within so many seconds."""
+        with self._lock:
+            return self._is_cut_done.wait_for(lambda: not self._cuts, timeout)
 
     def sent(self, method):
         """What the client sent of a method, oldest first."""
         with self._lock:
             return [message for sender, message in self.messages if sender == "client" and message.get("method") == method]
+
+    def answered(self, method):
+        """The server's answers to a method."""
+        with self._lock:
+            return [message for _, message in self.messages if message.get("answers") == method]
 
     def told(self, method):
         """What the server told by notifications of this name."""
@@ -119,6 +130,7 @@ class Proxy:
             for cut in self._cuts:
                 if cut.sender == sender and cut.matches(message):
                     self._cuts.remove(cut)
+                    self._is_cut_done.notify_all()
                     break
             else:
                 return False

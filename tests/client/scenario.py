@@ -1,12 +1,15 @@
 """What a scenario works with: a workspace, a place outside of it, the client, the model and the link between client and server."""
 
 import json
+import os
 import re
 
 import codex
 
 # The size up to which a message is shown with a failure.
 SHOWN = 300
+# In seconds, for what takes milliseconds.
+LONGEST_WAIT = 20
 
 
 class Scenario:
@@ -23,13 +26,14 @@ class Scenario:
         self._closers = []
         self.connections, self.stderr = 0, ""
         proxy.forget()
+        proxy.uncut_all()
 
     def turn(self, script, sandbox="workspace-write", config="", top="", cuts=0, options=()):
         """One run of the client to its end, with what must hold of every one: the script was played to its end without a failed
         check, and the client opened one connection, and one more for each of our cuts: a message from the server that the client
         does not understand makes it connect again and say nothing of it."""
         self._home.write(config, top)
-        self._proxy.forget_connections()
+        self._proxy.forget()
         self._model.play(script)
         turn = codex.Turn(self._program, self._home, self.workspace, self._proxy.url, sandbox, "go", options=options)
         self.stderr = turn.stderr
@@ -50,27 +54,33 @@ class Scenario:
         just before."""
         self._proxy.cut(sender, matches, is_lost)
 
+    def await_cuts(self):
+        """Waits until what was to be cut was."""
+        assert self._proxy.wait_until_cut(LONGEST_WAIT), "what was to be cut was never sent"
+
+    def gate(self):
+        """A pipe in the workspace, where a command waits (`read -r go < gate`) until `open_gate`."""
+        os.mkfifo(self.workspace / "gate")
+
+    def open_gate(self):
+        """Lets the command go on, once it waits."""
+        (self.workspace / "gate").write_text("go\n")
+
     def requests(self):
         """What the client sent to the model."""
         return self._model.requests
 
     def sent(self, method):
+        """What the client sent of a method in the last turn."""
         return self._proxy.sent(method)
 
     def told(self, method):
+        """What the server told by notifications of this name in the last turn."""
         return self._proxy.told(method)
 
-    def exchange(self):
-        """All messages, as (sender, message), in the order in which they came by."""
-        return list(self._proxy.messages)
-
-    def tool_names(self):
-        """The tools that the client offers, those in groups as `group.tool`."""
-        names = []
-        for tool in self._model.requests[0]["tools"]:
-            names.append(tool.get("name", tool["type"]))
-            names += [f"{tool.get('name')}.{inner.get('name')}" for inner in tool.get("tools", [])]
-        return names
+    def answered(self, method):
+        """The server's answers to a method in the last turn."""
+        return self._proxy.answered(method)
 
     def at_end(self, close):
         self._closers.append(close)
