@@ -1,9 +1,10 @@
 """Commands: what they print, how they end, and those that are written to while they run."""
 
 import fcntl
+import json
 
-from model import call
-from scenario import exited, holds, lacks, session_of
+from model import call, patch
+from scenario import Skipped, exited, holds, lacks, session_of
 
 
 def a_command_runs_at_the_server(scenario):
@@ -131,6 +132,41 @@ def what_still_runs_ends_with_the_client(scenario):
     fcntl.flock(lock, fcntl.LOCK_EX)
 
 
+def an_environments_file_names_the_server(scenario):
+    def script():
+        (output,) = yield [call("exec_command", cmd="pwd")]
+        assert exited(output, 0) == f"{scenario.workspace}\n", output
+
+    scenario.turn(script(), environments='default = "box"\ninclude_local = false\n[[environments]]\nid = "box"\nurl = "{url}"\n')
+    assert len(scenario.sent("process/start")) == 1
+
+
+def the_client_starts_a_server_on_standard_streams(scenario):
+    if scenario.on_stdio is None:
+        raise Skipped("which program serves is not known")
+    program, *arguments = scenario.on_stdio
+
+    def script():
+        (output,) = yield [call("exec_command", cmd="echo $SUITE_SIDE; exit 3")]
+        assert exited(output, 3) == "standard streams\n", output
+        (output,) = yield [patch("*** Add File: added\n+x")]
+        holds(output, "Success")
+        (output,) = yield [call("exec_command", cmd=f"echo out > {scenario.outside}/made")]
+        holds(output, "Read-only file system")
+
+    scenario.turn(script(), environments=f"""
+default = "box"
+include_local = false
+
+[[environments]]
+id = "box"
+program = {json.dumps(program)}
+args = {json.dumps(arguments)}
+env = {{ SUITE_SIDE = "standard streams" }}
+""")
+    assert (scenario.workspace / "added").read_text() == "x\n"
+
+
 SCENARIOS = [
     a_command_runs_at_the_server,
     commands_choose_directory_and_login,
@@ -141,4 +177,6 @@ SCENARIOS = [
     ctrl_c_ends_a_command,
     a_command_in_the_background_is_polled,
     what_still_runs_ends_with_the_client,
+    an_environments_file_names_the_server,
+    the_client_starts_a_server_on_standard_streams,
 ]

@@ -48,6 +48,24 @@ def cuts_again_and_again_lose_nothing(scenario):
     scenario.turn(script(), cuts=3)
 
 
+def what_runs_while_the_client_is_away_is_kept(scenario):
+    scenario.gate()
+
+    def script():
+        (output,) = yield [call("exec_command", cmd="echo begun; read -r go < gate; seq 1 5000; exit 4", yield_time_ms=250)]
+        session = session_of(output)
+        # It is away until it has tried twenty times, which takes two seconds; the command needs a few milliseconds.
+        scenario.await_cuts()
+        scenario.open_gate()
+        (rest,) = yield [call("write_stdin", session_id=session, chars="", max_output_tokens=50_000, yield_time_ms=20_000)]
+        expected = "".join(f"{number}\n" for number in range(1, 5001))
+        assert exited(rest, 4).removeprefix("begun\n") == expected, f"{len(rest)} characters"
+
+    scenario.refuse(20)
+    scenario.cut("server", lambda message: b"begun" in output_of(message) and scenario.answered("process/start"))
+    scenario.turn(script(), cuts=1)
+
+
 def a_cut_at_the_end_of_a_command(scenario):
     scenario.gate()
 
@@ -196,6 +214,7 @@ def a_cut_mcp_call_over_http_is_told_and_the_next_works(scenario):
 SCENARIOS = [
     a_cut_in_output_loses_nothing,
     cuts_again_and_again_lose_nothing,
+    what_runs_while_the_client_is_away_is_kept,
     a_cut_at_the_end_of_a_command,
     a_cut_start_is_told_and_the_next_works,
     a_cut_write_is_written_once,

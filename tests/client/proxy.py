@@ -19,6 +19,7 @@ class Proxy:
         self._lock = threading.RLock()
         self._is_cut_done = threading.Condition(self._lock)
         self._cuts = []
+        self._refusals_after_cut, self._refusals = 0, 0
         self._open = set()
         self.connections = 0
         self.messages = []
@@ -33,9 +34,10 @@ class Proxy:
             self.connections, self.messages, self.broken = 0, [], []
 
     def uncut_all(self):
-        """Before a scenario: nothing is to be cut."""
+        """Before a scenario: nothing is to be cut, nobody refused."""
         with self._lock:
             self._cuts = []
+            self._refusals_after_cut, self._refusals = 0, 0
 
     def cut(self, sender, matches, is_lost=True):
         """Resets the connection when `sender` ("client" or "server") sends a message that matches, once.
@@ -44,6 +46,11 @@ class Proxy:
         """
         with self._lock:
             self._cuts.append(Cut(sender, matches, is_lost))
+
+    def refuse_after_cut(self, times):
+        """Once a cut has happened, ends so many connections before a byte went by; they do not count."""
+        with self._lock:
+            self._refusals_after_cut = times
 
     def uncut(self):
         """How many cuts have not happened."""
@@ -83,6 +90,12 @@ class Proxy:
                 client, _ = self._listener.accept()
             except OSError:
                 return
+            with self._lock:
+                is_refused = self._refusals > 0
+                self._refusals -= is_refused
+            if is_refused:
+                client.close()
+                continue
             try:
                 server = socket.create_connection(self._target, timeout=10)
             except OSError:
@@ -130,6 +143,7 @@ class Proxy:
             for cut in self._cuts:
                 if cut.sender == sender and cut.matches(message):
                     self._cuts.remove(cut)
+                    self._refusals, self._refusals_after_cut = self._refusals_after_cut, 0
                     self._is_cut_done.notify_all()
                     break
             else:

@@ -29,7 +29,7 @@ sys.dont_write_bytecode = True
 import codex
 from model import Model
 from proxy import Proxy
-from scenario import Scenario
+from scenario import Scenario, Skipped
 import commands
 import cuts
 import files
@@ -97,18 +97,20 @@ def arguments():
 def run_all(options, base, server):
     """Runs the scenarios one after another and says a line of each; how many failed."""
     model, proxy = Model(), Proxy(server.host, server.port)
-    failed, begin = [], time.monotonic()
+    failed, skipped, begin = [], 0, time.monotonic()
     signal.signal(signal.SIGALRM, overran)
     try:
         chosen = [scenario for scenario in SCENARIOS if not options.names or name(scenario) in options.names]
         for number, function in enumerate(chosen):
-            scenario = Scenario(options.codex, base / str(number), model, proxy)
+            scenario = Scenario(options.codex, base / str(number), model, proxy, server.on_stdio)
             server.mark()
             since = time.monotonic()
             try:
                 signal.alarm(LONGEST_SCENARIO)
                 function(scenario)
                 outcome, why = "ok", ""
+            except Skipped as reason:
+                outcome, why = "skip", f"{reason}"
             except Exception as failure:
                 outcome, why = "FAILED", traceback.format_exc()
                 brief = str(failure)
@@ -121,9 +123,12 @@ def run_all(options, base, server):
                 else:
                     outcome, why = "other", ""
             took = time.monotonic() - since
-            print(f"{outcome:<6} {name(function):<48} {took:5.1f} s  {scenario.connections} connections", flush=True)
+            print(f"{outcome:<6} {name(function):<52} {took:5.1f} s  {scenario.connections} connections", flush=True)
             if outcome == "other":
                 print(f"       {REFERENCE_DIFFERS[name(function)]}: {brief[:200]}")
+            if outcome == "skip":
+                skipped += 1
+                print(f"       {why}")
             if outcome == "FAILED":
                 failed.append(name(function))
                 explain(why, scenario, server)
@@ -131,7 +136,7 @@ def run_all(options, base, server):
         proxy.close()
         model.close()
     took = time.monotonic() - begin
-    print(f"{len(chosen) - len(failed)} of {len(chosen)} passed in {took:.0f} s" + "".join(f"\nfailed: {one}" for one in failed))
+    print(f"{len(chosen) - len(failed) - skipped} of {len(chosen)} passed in {took:.0f} s" + "".join(f"\nfailed: {one}" for one in failed))
     return len(failed)
 
 
@@ -159,6 +164,8 @@ class Server:
 
     def __init__(self, options, base):
         self._process, self._log, self._from = None, None, 0
+        # What serves one client on its standard input and output.
+        self.on_stdio = None
         url = options.url or self._start(options, base)
         parts = urlsplit(url)
         if parts.scheme != "ws" or parts.hostname is None or parts.port is None:
@@ -167,9 +174,11 @@ class Server:
 
     def _start(self, options, base):
         if options.reference:
-            command = [options.codex, "exec-server", "--listen", "ws://127.0.0.1:0"]
+            program = str(options.codex)
+            command, self.on_stdio = [program, "exec-server", "--listen", "ws://127.0.0.1:0"], [program, "exec-server", "--listen", "stdio"]
         else:
-            command = [options.server, "serve", "--insecure-no-auth"]
+            program = str(options.server.resolve())
+            command, self.on_stdio = [program, "serve", "--insecure-no-auth"], [program, "serve", "--listen", "stdio"]
         home = base / "server"
         home.mkdir()
         environment = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(home), "CODEX_HOME": str(home), "LANG": "C.UTF-8",

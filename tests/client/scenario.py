@@ -12,9 +12,15 @@ SHOWN = 300
 LONGEST_WAIT = 20
 
 
+class Skipped(Exception):
+    """This scenario says nothing about this server, and why."""
+
+
 class Scenario:
-    def __init__(self, program, folder, model, proxy):
-        self._program, self._folder, self._model, self._proxy = program, folder, model, proxy
+    def __init__(self, program, folder, model, proxy, on_stdio):
+        self._program, self._model, self._proxy = program, model, proxy
+        # What serves one client on its standard input and output, program and arguments; None if nobody knows.
+        self.on_stdio = on_stdio
         folder.mkdir()
         self.workspace, self.outside = folder / "workspace", folder / "outside"
         self.workspace.mkdir()
@@ -28,14 +34,21 @@ class Scenario:
         proxy.forget()
         proxy.uncut_all()
 
-    def turn(self, script, sandbox="workspace-write", config="", top="", cuts=0, options=()):
+    def turn(self, script, sandbox="workspace-write", config="", top="", cuts=0, options=(), environments=None):
         """One run of the client to its end, with what must hold of every one: the script was played to its end without a failed
         check, and the client opened one connection, and one more for each of our cuts: a message from the server that the client
-        does not understand makes it connect again and say nothing of it."""
-        self._home.write(config, top)
+        does not understand makes it connect again and say nothing of it. With `environments` the client is told of its server by
+        these, `{url}` being the link that counts; without that it may open none."""
+        url = self._proxy.url
+        if environments is not None:
+            due = cuts + ("{url}" in environments)
+            environments, url = environments.replace("{url}", url), None
+        else:
+            due = cuts + 1
+        self._home.write(config, top, environments)
         self._proxy.forget()
         self._model.play(script)
-        turn = codex.Turn(self._program, self._home, self.workspace, self._proxy.url, sandbox, "go", options=options)
+        turn = codex.Turn(self._program, self._home, self.workspace, url, sandbox, "go", options=options)
         self.stderr = turn.stderr
         self.connections = self._proxy.connections
         if self._model.failure:
@@ -46,13 +59,17 @@ class Scenario:
         assert not self._model.unexpected, self._model.unexpected
         assert not self._proxy.broken, self._proxy.broken
         assert self._proxy.uncut() == 0, "what was to be cut was never sent"
-        assert self.connections == 1 + cuts, f"{self.connections} connections, {1 + cuts} were due"
+        assert self.connections == due, f"{self.connections} connections, {due} were due"
         return turn
 
     def cut(self, sender, matches, is_lost=True):
         """Resets the connection at the next message of `sender` ("client" or "server") that `matches`, which is lost or arrives
         just before."""
         self._proxy.cut(sender, matches, is_lost)
+
+    def refuse(self, times):
+        """After the next cut the client finds nobody for so many tries."""
+        self._proxy.refuse_after_cut(times)
 
     def await_cuts(self):
         """Waits until what was to be cut was."""
