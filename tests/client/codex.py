@@ -5,7 +5,6 @@ import os
 import pathlib
 import platform
 import shutil
-import signal
 import subprocess
 
 PACKAGE = "@openai/codex@0.169.0"
@@ -120,7 +119,12 @@ class Turn:
             self.stdout, self.stderr = client.communicate(timeout=timeout)
             self.status = client.returncode
         except subprocess.TimeoutExpired:
-            client.send_signal(signal.SIGKILL)
+            client.kill()
             self.stdout, self.stderr = client.communicate()
             self.status = None
+        finally:
+            # Also when the scenario's time is over.
+            if client.poll() is None:
+                client.kill()
+                client.wait()
         self.said = last.read_text() if last.exists() else ""

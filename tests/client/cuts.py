@@ -4,7 +4,7 @@ import mcp
 from files import first_input, png
 from model import call, call_in, patch
 from proxy import output_of
-from scenario import exited, holds, session_of, text_of
+from scenario import exited, holds, runs, session_of, text_of
 
 
 def answers(method):
@@ -17,6 +17,7 @@ def calls(method):
     return lambda message: message.get("method") == method
 
 
+@runs
 def a_cut_in_output_loses_nothing(scenario):
     def script():
         (output,) = yield [call("exec_command", cmd="seq 1 5000", max_output_tokens=50_000, yield_time_ms=20_000)]
@@ -29,6 +30,7 @@ def a_cut_in_output_loses_nothing(scenario):
     assert len(scenario.sent("process/start")) == 1 and scenario.sent("process/read")
 
 
+@runs
 def cuts_again_and_again_lose_nothing(scenario):
     def script():
         (output,) = yield [call("exec_command", cmd="read -r go; for n in 1 2 3; do echo part $n; read -r go; done; echo end",
@@ -48,6 +50,7 @@ def cuts_again_and_again_lose_nothing(scenario):
     scenario.turn(script(), cuts=3)
 
 
+@runs
 def what_runs_while_the_client_is_away_is_kept(scenario):
     scenario.gate()
 
@@ -66,6 +69,7 @@ def what_runs_while_the_client_is_away_is_kept(scenario):
     scenario.turn(script(), cuts=1)
 
 
+@runs
 def a_cut_at_the_end_of_a_command(scenario):
     scenario.gate()
 
@@ -81,6 +85,7 @@ def a_cut_at_the_end_of_a_command(scenario):
     scenario.turn(script("process/closed"), cuts=1)
 
 
+@runs
 def a_cut_start_is_told_and_the_next_works(scenario):
     def script():
         (output,) = yield [call("exec_command", cmd="exec sleep 300", yield_time_ms=20_000)]
@@ -96,6 +101,7 @@ def a_cut_start_is_told_and_the_next_works(scenario):
     assert first in ended, ended
 
 
+@runs
 def a_cut_write_is_written_once(scenario):
     def script(cut):
         (output,) = yield [call("exec_command", cmd="stty -echo; while read -r line; do echo got $line; done", tty=True,
@@ -115,6 +121,7 @@ def a_cut_write_is_written_once(scenario):
     scenario.turn(script(lambda: scenario.cut("server", answers("process/write"))), cuts=1)
 
 
+@runs
 def a_cut_leaves_the_sandbox_on(scenario):
     scenario.gate()
     made = scenario.outside / "made"
@@ -136,6 +143,7 @@ def a_cut_leaves_the_sandbox_on(scenario):
         assert made.exists() == is_free, sandbox
 
 
+@runs
 def a_cut_patch_is_told_and_the_next_works(scenario):
     first, second, third = (scenario.workspace / name for name in ("first", "second", "third"))
 
@@ -155,6 +163,7 @@ def a_cut_patch_is_told_and_the_next_works(scenario):
     assert first.read_text() == "1\n" and not second.exists() and third.exists()
 
 
+@runs
 def a_cut_image_is_told_and_the_next_is_seen(scenario):
     (scenario.workspace / "dot.png").write_bytes(png(3, 2, b"\xff\x00\x00"))
     view = call("view_image", path=str(scenario.workspace / "dot.png"))
@@ -169,6 +178,7 @@ def a_cut_image_is_told_and_the_next_is_seen(scenario):
     scenario.turn(script(), cuts=1)
 
 
+@runs
 def a_cut_discovery_ends_no_turn(scenario):
     (scenario.workspace / "AGENTS.md").write_text("Say ahoy, always.\n")
 
@@ -185,6 +195,7 @@ def a_cut_discovery_ends_no_turn(scenario):
         scenario.turn(script(), cuts=1)
 
 
+@runs
 def a_cut_mcp_server_goes_on(scenario):
     def script():
         (output,) = yield [call_in("mcp__sums", "add", a=40, b=2)]
@@ -198,6 +209,7 @@ def a_cut_mcp_server_goes_on(scenario):
         assert len(scenario.sent("process/start")) == 1
 
 
+@runs
 def a_cut_mcp_call_over_http_is_told_and_the_next_works(scenario):
     server = mcp.serve(scenario)
 
@@ -209,19 +221,3 @@ def a_cut_mcp_call_over_http_is_told_and_the_next_works(scenario):
         holds(text_of(output), "sum: 3")
 
     scenario.turn(script(), config=mcp.reached_at(server), cuts=1)
-
-
-SCENARIOS = [
-    a_cut_in_output_loses_nothing,
-    cuts_again_and_again_lose_nothing,
-    what_runs_while_the_client_is_away_is_kept,
-    a_cut_at_the_end_of_a_command,
-    a_cut_start_is_told_and_the_next_works,
-    a_cut_write_is_written_once,
-    a_cut_leaves_the_sandbox_on,
-    a_cut_patch_is_told_and_the_next_works,
-    a_cut_image_is_told_and_the_next_is_seen,
-    a_cut_discovery_ends_no_turn,
-    a_cut_mcp_server_goes_on,
-    a_cut_mcp_call_over_http_is_told_and_the_next_works,
-]

@@ -5,9 +5,10 @@ import struct
 import zlib
 
 from model import call, patch
-from scenario import holds, lacks, text_of
+from scenario import exited, holds, lacks, runs, text_of
 
 
+@runs
 def patches_add_change_move_and_delete(scenario):
     workspace = scenario.workspace
     (workspace / "changed.txt").write_text("one\ntwo\nthree\n")
@@ -35,6 +36,7 @@ def patches_add_change_move_and_delete(scenario):
     assert len(scenario.sent("fs/remove")) == 2 and not scenario.sent("process/start")
 
 
+@runs
 def a_patch_that_does_not_fit_changes_nothing(scenario):
     (scenario.workspace / "file").write_text("one\n")
 
@@ -49,6 +51,7 @@ def a_patch_that_does_not_fit_changes_nothing(scenario):
     assert not scenario.sent("fs/writeFile")
 
 
+@runs
 def a_large_file_is_patched(scenario):
     lines = [f"line {number} of a file that takes several megabytes" for number in range(60_000)]
     (scenario.workspace / "large").write_text("\n".join(lines) + "\n")
@@ -62,6 +65,7 @@ def a_large_file_is_patched(scenario):
     assert (scenario.workspace / "large").read_text() == "\n".join(lines) + "\n"
 
 
+@runs
 def modes_and_links_survive_a_patch(scenario):
     program, link = scenario.workspace / "program", scenario.workspace / "link"
     program.write_text("#!/bin/sh\necho old\n")
@@ -77,6 +81,28 @@ def modes_and_links_survive_a_patch(scenario):
     assert link.is_symlink() and program.stat().st_mode & 0o777 == 0o755
 
 
+@runs
+def any_name_will_do(scenario):
+    # What has a meaning in a URI or is none of its letters.
+    scenario.workspace = scenario.workspace / "a b#c%20d?e&f;ü✓'"
+    scenario.workspace.mkdir()
+    name = "100% [x] #1?.txt"
+    (scenario.workspace / "AGENTS.md").write_text("Say ahoy, always.\n")
+
+    def script():
+        (output,) = yield [patch(f"*** Add File: new dir/{name}\n+hello")]
+        holds(output, "Success")
+        (output,) = yield [call("exec_command", cmd=f"pwd; cat 'new dir/{name}'; echo more >> 'new dir/{name}'")]
+        assert exited(output, 0) == f"{scenario.workspace}\nhello\n", output
+        (output,) = yield [call("exec_command", cmd=f"echo out > {scenario.outside}/made")]
+        exited(output, 1)
+
+    scenario.turn(script())
+    assert (scenario.workspace / "new dir" / name).read_text() == "hello\nmore\n"
+    holds(first_input(scenario), "Say ahoy, always.")
+
+
+@runs
 def images_are_seen(scenario):
     (scenario.workspace / "dot.png").write_bytes(png(3, 2, b"\xff\x00\x00"))
 
@@ -105,6 +131,7 @@ def png(width, height, colour):
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
 
 
+@runs
 def instructions_are_found(scenario):
     (scenario.workspace / "AGENTS.md").write_text("Say ahoy, always.\n")
     (scenario.workspace.parent / "AGENTS.md").write_text("Not of this project.\n")
@@ -119,6 +146,7 @@ def instructions_are_found(scenario):
     lacks(text, "Not of this project.")
 
 
+@runs
 def overrides_of_instructions_win(scenario):
     (scenario.workspace / "AGENTS.md").write_text("Say ahoy, always.\n")
     (scenario.workspace / "AGENTS.override.md").write_text("Say nothing.\n")
@@ -133,6 +161,7 @@ def overrides_of_instructions_win(scenario):
     lacks(text, "Say ahoy, always.")
 
 
+@runs
 def skills_are_found(scenario):
     skill = scenario.workspace / ".agents/skills/knots"
     skill.mkdir(parents=True)
@@ -164,15 +193,3 @@ def first_input(scenario):
         for part in item.get("content", []):
             parts.append(part.get("text", ""))
     return "\n".join(parts)
-
-
-SCENARIOS = [
-    patches_add_change_move_and_delete,
-    a_patch_that_does_not_fit_changes_nothing,
-    a_large_file_is_patched,
-    modes_and_links_survive_a_patch,
-    images_are_seen,
-    instructions_are_found,
-    overrides_of_instructions_win,
-    skills_are_found,
-]

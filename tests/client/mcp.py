@@ -4,11 +4,12 @@ import pathlib
 
 import mcp_server
 from model import call_in
-from scenario import holds, text_of
+from scenario import holds, runs, text_of
 
 PROGRAM = pathlib.Path(mcp_server.__file__).resolve()
 
 
+@runs
 def an_mcp_server_is_run(scenario):
     def script():
         (output,) = yield [call_in("mcp__sums", "add", a=40, b=2)]
@@ -27,6 +28,7 @@ def an_mcp_server_is_run(scenario):
     assert scenario.sent("process/terminate"), "it ends with the client"
 
 
+@runs
 def an_mcp_server_is_reached_over_http(scenario):
     server = serve(scenario)
 
@@ -45,6 +47,7 @@ def an_mcp_server_is_reached_over_http(scenario):
     assert len(scenario.sent("http/request")) >= 5
 
 
+@runs
 def both_kinds_serve_one_turn(scenario):
     server = serve(scenario)
 
@@ -72,7 +75,7 @@ def reached_at(server):
     """The client's configuration for a server over streamable HTTP."""
     return f"""
 [mcp_servers.web]
-url = "http://127.0.0.1:{server.server_address[1]}/mcp"
+url = "{server.origin}/mcp"
 environment_id = "remote"
 """
 
@@ -80,9 +83,5 @@ environment_id = "remote"
 def serve(scenario):
     """An MCP server over HTTP until the scenario's end."""
     server = mcp_server.serve_http()
-    scenario.at_end(server.server_close)
-    scenario.at_end(server.shutdown)
+    scenario.at_end(server.close)
     return server
-
-
-SCENARIOS = [an_mcp_server_is_run, an_mcp_server_is_reached_over_http, both_kinds_serve_one_turn]

@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
-"""An MCP server with two tools: `add`, and `side`, which says where it runs. On standard input and output when it is started; with
+"""An MCP server with three tools; `side` says where it runs. On standard input and output when it is started; with
 `serve_http` over streamable HTTP, which answers calls as streams of events."""
 
 import http.server
 import json
 import os
 import sys
-import threading
+
+sys.dont_write_bytecode = True
+
+from loopback import Loopback
 
 TOOLS = [
     {"name": "add", "description": "Adds two numbers.", "annotations": {"readOnlyHint": True},
@@ -53,7 +56,7 @@ def serve_stdio():
 
 
 def serve_http():
-    """Serves on loopback until `shutdown`; `seen` has what was asked, with the headers."""
+    """Serves on loopback until `close`; `seen` has what was asked, with the headers."""
 
     class Answer(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -97,10 +100,8 @@ def serve_http():
         def log_message(self, *_):
             pass
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer)
-    server.daemon_threads = True
+    server = Loopback(Answer)
     server.seen = []
-    threading.Thread(target=server.serve_forever, daemon=True).start()
     return server
 
 

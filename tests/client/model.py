@@ -9,6 +9,8 @@ import itertools
 import json
 import threading
 
+from loopback import Loopback
+
 # No request of a scenario comes near it; more is a defect.
 LARGEST_REQUEST = 64 << 20
 
@@ -17,10 +19,10 @@ class Model:
     """The API's server. `play` says which script answers from now on."""
 
     def __init__(self):
-        self.requests = []
-        self.failure = None
-        self.unexpected = []
-        self._script = None
+        # What the client sent, the first failed check, and what was asked besides.
+        self.requests, self.failure, self.unexpected = [], None, []
+        self.ended = False
+        self._script, self._is_new = None, True
         self._lock = threading.Lock()
         model = self
 
@@ -50,22 +52,18 @@ class Model:
             def log_message(self, *_):
                 pass
 
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer)
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/v1"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        self._server = Loopback(Answer)
+        self.url = f"{self._server.origin}/v1"
 
     def play(self, script):
         """Begins a script; what was recorded of the last one is forgotten."""
         with self._lock:
             self.requests, self.failure, self.unexpected = [], None, []
-            self._script = script
-            self._is_new = True
+            self._script, self._is_new = script, True
             self.ended = False
 
     def close(self):
-        self._server.shutdown()
-        self._server.server_close()
+        self._server.close()
 
     def _turn(self, request):
         with self._lock:
@@ -127,7 +125,7 @@ def outputs(request):
 def stream(items):
     """The events of a response with these items."""
     number = next(_numbers)
-    usage = {"input_tokens": 1, "input_tokens_details": None, "output_tokens": 1, "output_tokens_details": None, "total_tokens": 2}
+    usage = {"input_tokens": 1, "output_tokens": 1, "total_tokens": 2}
     events = [{"type": "response.created", "response": {"id": f"resp_{number}"}}]
     events += [{"type": "response.output_item.done", "output_index": at, "item": item} for at, item in enumerate(items)]
     events += [{"type": "response.completed", "response": {"id": f"resp_{number}", "usage": usage}}]

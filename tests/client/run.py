@@ -29,19 +29,19 @@ sys.dont_write_bytecode = True
 import codex
 from model import Model
 from proxy import Proxy
-from scenario import Scenario, Skipped
-import commands
-import cuts
-import files
-import mcp
-import sandboxes
+from scenario import SCENARIOS, Scenario, Skipped
+
+# They add themselves to the scenarios.
+import commands  # noqa: F401
+import files  # noqa: F401
+import sandboxes  # noqa: F401
+import mcp  # noqa: F401
+import cuts  # noqa: F401
 
 # A scenario takes two seconds; one that hangs must not hang the gate.
 LONGEST_SCENARIO = 60
 # How much of a log is shown with a failure.
 SHOWN_LINES = 60
-
-SCENARIOS = [*commands.SCENARIOS, *files.SCENARIOS, *sandboxes.SCENARIOS, *mcp.SCENARIOS, *cuts.SCENARIOS]
 
 # Where the client's own exec-server does otherwise: its runs of these must fail, so that the list stays true.
 REFERENCE_DIFFERS = {
@@ -51,6 +51,8 @@ REFERENCE_DIFFERS = {
 
 def main():
     options = arguments()
+    # What was started is ended also when somebody ends the suite.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     # Not below /tmp, which workspace-write makes writable.
     base = pathlib.Path(tempfile.mkdtemp(prefix="client-suite-", dir=options.dir)).resolve()
     server = None
@@ -97,7 +99,7 @@ def arguments():
 def run_all(options, base, server):
     """Runs the scenarios one after another and says a line of each; how many failed."""
     model, proxy = Model(), Proxy(server.host, server.port)
-    failed, skipped, begin = [], 0, time.monotonic()
+    failed, passed, begin = [], 0, time.monotonic()
     signal.signal(signal.SIGALRM, overran)
     try:
         chosen = [scenario for scenario in SCENARIOS if not options.names or name(scenario) in options.names]
@@ -126,8 +128,8 @@ def run_all(options, base, server):
             print(f"{outcome:<6} {name(function):<52} {took:5.1f} s  {scenario.connections} connections", flush=True)
             if outcome == "other":
                 print(f"       {REFERENCE_DIFFERS[name(function)]}: {brief[:200]}")
+            passed += outcome == "ok"
             if outcome == "skip":
-                skipped += 1
                 print(f"       {why}")
             if outcome == "FAILED":
                 failed.append(name(function))
@@ -136,7 +138,8 @@ def run_all(options, base, server):
         proxy.close()
         model.close()
     took = time.monotonic() - begin
-    print(f"{len(chosen) - len(failed) - skipped} of {len(chosen)} passed in {took:.0f} s" + "".join(f"\nfailed: {one}" for one in failed))
+    print(f"{passed} of {len(chosen)} passed, {len(failed)} failed, in {took:.0f} s")
+    print("".join(f"failed: {one}\n" for one in failed), end="")
     return len(failed)
 
 
@@ -175,10 +178,12 @@ class Server:
     def _start(self, options, base):
         if options.reference:
             program = str(options.codex)
-            command, self.on_stdio = [program, "exec-server", "--listen", "ws://127.0.0.1:0"], [program, "exec-server", "--listen", "stdio"]
+            command = [program, "exec-server", "--listen", "ws://127.0.0.1:0"]
+            self.on_stdio = [program, "exec-server", "--listen", "stdio"]
         else:
             program = str(options.server.resolve())
-            command, self.on_stdio = [program, "serve", "--insecure-no-auth"], [program, "serve", "--listen", "stdio"]
+            command = [program, "serve", "--insecure-no-auth"]
+            self.on_stdio = [program, "serve", "--listen", "stdio"]
         home = base / "server"
         home.mkdir()
         environment = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(home), "CODEX_HOME": str(home), "LANG": "C.UTF-8",

@@ -3,9 +3,10 @@
 import socket
 
 from model import call, patch
-from scenario import exited, holds
+from scenario import exited, holds, lacks, runs
 
 
+@runs
 def read_only_changes_nothing(scenario):
     workspace = scenario.workspace
     (workspace / "file").write_text("as it was\n")
@@ -32,6 +33,7 @@ def read_only_changes_nothing(scenario):
     assert (workspace / "new").exists() and (workspace / "patched").exists()
 
 
+@runs
 def workspace_write_ends_at_the_workspace(scenario):
     inside, outside = scenario.workspace, scenario.outside
     (outside / "file").write_text("as it was\n")
@@ -54,6 +56,7 @@ def workspace_write_ends_at_the_workspace(scenario):
     assert sorted(path.name for path in outside.iterdir()) == ["inside", "made"]
 
 
+@runs
 def workspace_write_keeps_git_and_settings(scenario):
     workspace = scenario.workspace
     (workspace / ".codex").mkdir()
@@ -77,6 +80,7 @@ def workspace_write_keeps_git_and_settings(scenario):
     assert (workspace / ".codex/config.toml").exists() and (workspace / ".agents/skills").exists()
 
 
+@runs
 def a_patch_through_a_link_is_refused_by_the_server(scenario):
     (scenario.outside / "file").write_text("as it was\n")
     (scenario.workspace / "way-out").symlink_to(scenario.outside)
@@ -101,6 +105,7 @@ def a_patch_through_a_link_is_refused_by_the_server(scenario):
     assert (scenario.outside / "file").read_text() == "changed\n"
 
 
+@runs
 def writable_roots_are_writable(scenario):
     outside = scenario.outside
 
@@ -118,6 +123,7 @@ def writable_roots_are_writable(scenario):
     assert sorted(path.name for path in outside.iterdir()) == ["by-command", "by-patch"]
 
 
+@runs
 def the_network_is_off_unless_it_is_asked_for(scenario):
     listener = socket.create_server(("127.0.0.1", 0))
     scenario.at_end(listener.close)
@@ -137,44 +143,45 @@ def the_network_is_off_unless_it_is_asked_for(scenario):
     scenario.turn(connected(), sandbox="danger-full-access")
 
 
+@runs
 def denied_reads_hold_for_commands_and_files(scenario):
     (scenario.workspace / "secret").mkdir()
     (scenario.workspace / "secret/key").write_text("the key\n")
     (scenario.workspace / "open").write_text("for all\n")
+    (scenario.workspace / "below").mkdir()
+    (scenario.workspace / "below/production.env").write_text("the password\n")
     profile = """
 [permissions.careful.filesystem]
 ":minimal" = "read"
+glob_scan_max_depth = 3
 
 [permissions.careful.filesystem.":workspace_roots"]
 "." = "write"
 "secret" = "deny"
+"**/*.env" = "deny"
 """
 
     def script():
-        (output,) = yield [call("exec_command", cmd="cat open secret/key; true")]
+        (output,) = yield [call("exec_command", cmd="cat open secret/key below/*.env; true")]
         holds(exited(output, 0), "for all")
-        assert "the key" not in output, output
+        lacks(output, "the key")
+        lacks(output, "the password")
         (output,) = yield [patch("*** Update File: secret/key\n@@\n-the key\n+mine")]
-        assert "Success" not in output, output
+        lacks(output, "Success")
+        (output,) = yield [patch("*** Update File: below/production.env\n@@\n-the password\n+mine")]
+        lacks(output, "Success")
         (output,) = yield [patch("*** Add File: beside\n+x")]
         holds(output, "Success")
 
     scenario.turn(script(), sandbox=None, top='default_permissions = "careful"\n', config=profile)
     assert (scenario.workspace / "secret/key").read_text() == "the key\n"
+    assert (scenario.workspace / "below/production.env").read_text() == "the password\n"
 
     def control():
-        (output,) = yield [call("exec_command", cmd="cat open secret/key")]
-        holds(exited(output, 0), "the key")
+        (output,) = yield [call("exec_command", cmd="cat open secret/key below/*.env")]
+        assert exited(output, 0) == "for all\nthe key\nthe password\n", output
+        (output,) = yield [patch("*** Update File: secret/key\n@@\n-the key\n+mine\n"
+                                 "*** Update File: below/production.env\n@@\n-the password\n+mine")]
+        holds(output, "Success")
 
     scenario.turn(control(), sandbox="workspace-write")
-
-
-SCENARIOS = [
-    read_only_changes_nothing,
-    workspace_write_ends_at_the_workspace,
-    workspace_write_keeps_git_and_settings,
-    a_patch_through_a_link_is_refused_by_the_server,
-    writable_roots_are_writable,
-    the_network_is_off_unless_it_is_asked_for,
-    denied_reads_hold_for_commands_and_files,
-]

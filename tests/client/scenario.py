@@ -1,4 +1,4 @@
-"""What a scenario works with: a workspace, a place outside of it, the client, the model and the link between client and server."""
+"""What a scenario works with: a workspace, a place outside of it, the client, the model, and the link to the server."""
 
 import json
 import os
@@ -10,6 +10,16 @@ import codex
 SHOWN = 300
 # In seconds, for what takes milliseconds.
 LONGEST_WAIT = 20
+
+
+# All of them, in the order in which they run: that of the files.
+SCENARIOS = []
+
+
+def runs(function):
+    """Marks a scenario: a function that fails by an exception."""
+    SCENARIOS.append(function)
+    return function
 
 
 class Skipped(Exception):
