@@ -127,9 +127,7 @@ impl Frame {
     #[must_use]
     pub fn encode(&self) -> Bytes {
         let body = match self.body.clone() {
-            Body::Record { seq, payload } => {
-                wire::Body::Data(wire::Data { seq, segment_index: 0, segment_count: 1, payload })
-            }
+            Body::Record { seq, payload } => wire::Body::Data(wire::Data { seq, segment_index: 0, segment_count: 1, payload }),
             Body::Ack => wire::Body::Ack(wire::Ack {}),
             Body::Resume { next_seq } => wire::Body::Resume(wire::Resume { next_seq }),
             Body::Reset { reason } => wire::Body::Reset(wire::Reset { reason }),
