@@ -158,6 +158,11 @@ impl Cipher for AesGcm {
 #[derive(Clone)]
 pub(crate) struct Sha256(Digest);
 
+/// The hash of a message.
+pub(crate) fn sha256(bytes: &[u8]) -> [u8; 32] {
+    ByteArray::from_slice(digest::digest(&digest::SHA256, bytes).as_ref())
+}
+
 impl Default for Sha256 {
     fn default() -> Self {
         Self(Digest::new(&digest::SHA256))

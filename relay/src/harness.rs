@@ -81,6 +81,9 @@ impl Harness {
 
     /// Takes what happened.
     pub fn handle(&mut self, input: HarnessInput, now: Instant) {
+        if matches!(self.state, State::Closed) {
+            return;
+        }
         let result = match input {
             HarnessInput::Frame(bytes) => self.frame(bytes, now),
             HarnessInput::Timer => self.timer(now),
@@ -161,10 +164,7 @@ impl Harness {
 
     fn answer(&mut self, message: &[u8], ack: u32, now: Instant) -> Result<(), Fault> {
         let State::Waiting { initiator, .. } = std::mem::replace(&mut self.state, State::Closed) else { return Ok(()) };
-        let finished = initiator.finish(message);
-        // What comes of it is a stream, which is open or has ended by its fault.
-        let channel = finished.inspect_err(|error| self.end_now(Fault::Noise(*error)));
-        let Ok(channel) = channel else { return Ok(()) };
+        let channel = initiator.finish(message)?;
         self.state = State::Open(Box::new(Stream::new(self.id.clone(), channel, ack == REPEATS, now)));
         self.outputs.push_back(HarnessOutput::Opened);
         Ok(())
@@ -189,12 +189,7 @@ impl Harness {
     }
 
     fn end(&mut self, fault: Fault) {
-        if !matches!(std::mem::replace(&mut self.state, State::Closed), State::Closed) {
-            self.end_now(fault);
-        }
-    }
-
-    fn end_now(&mut self, fault: Fault) {
+        self.state = State::Closed;
         if !matches!(fault, Fault::Reset | Fault::Lost) {
             self.outputs.push_back(HarnessOutput::Send(reset(&self.id)));
         }

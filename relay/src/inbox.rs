@@ -54,8 +54,13 @@ impl Inbox {
             return if self.is_reliable { Ok(Taken::Dropped) } else { Err(Fault::Waiting) };
         }
         self.bytes += record.len();
-        self.waiting.insert(seq, record);
-        Ok(if seq == self.due { Taken::Due } else { Taken::Early })
+        if seq == self.due {
+            self.waiting.insert(seq, record);
+            return Ok(Taken::Due);
+        }
+        // A copy: the record would keep the whole frame, and what else its sender put there, in memory.
+        self.waiting.insert(seq, Bytes::copy_from_slice(&record));
+        Ok(Taken::Early)
     }
 
     /// The next record in order, if it is there.

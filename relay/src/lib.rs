@@ -4,8 +4,14 @@
 mod crypto;
 pub mod fault;
 pub mod frame;
+pub mod harness;
 mod inbox;
 pub mod keys;
+pub mod mux;
 pub mod noise;
 mod outbox;
+mod records;
+#[cfg(test)]
+mod seeded;
 pub mod segment;
+mod stream;

@@ -73,6 +73,18 @@ pub enum NoiseError {
     Encrypt,
 }
 
+/// What the registry gave a harness for one executor, which asks the registry whether it is true. Never printed.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Authorization(String);
+
+impl Authorization {
+    /// The secret, for the question to the registry.
+    #[must_use]
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+}
+
 /// A harness that waits for the executor's answer.
 pub struct Initiator(Handshake);
 
@@ -119,7 +131,7 @@ pub struct Pending {
     /// The harness's keys.
     pub harness: PublicKeys,
     /// What the registry gave the harness for this executor. A secret.
-    pub authorization: String,
+    pub authorization: Authorization,
     handshake: Handshake,
 }
 
@@ -139,7 +151,7 @@ impl Pending {
         if payload.len() > MAX_AUTHORIZATION {
             return Err(NoiseError::Authorization);
         }
-        let authorization = String::from_utf8(payload).map_err(|_| NoiseError::Authorization)?;
+        let authorization = String::from_utf8(payload).map(Authorization).map_err(|_| NoiseError::Authorization)?;
         let keys = handshake.get_remote_static().ok_or(NoiseError::Handshake)?;
         let harness = PublicKeys { x25519: *keys.dh(), ml_kem: keys.kem().clone() };
         Ok(Self { harness, authorization, handshake })
@@ -221,8 +233,7 @@ macro_rules! hide {
         })*
     };
 }
-hide!(Initiator Pending Channel);
+hide!(Authorization Initiator Pending Channel);
 
 #[cfg(test)]
-#[path = "noise_tests.rs"]
 mod tests;

@@ -43,16 +43,7 @@ pub(crate) struct Outbox {
 
 impl Outbox {
     pub(crate) fn new(is_reliable: bool) -> Self {
-        Self {
-            is_reliable,
-            first: 0,
-            kept: VecDeque::new(),
-            sent: 0,
-            resend: None,
-            tries: 0,
-            moved: None,
-            confirmed: None,
-        }
+        Self { is_reliable, first: 0, kept: VecDeque::new(), sent: 0, resend: None, tries: 0, moved: None, confirmed: None }
     }
 
     /// Whether another record may be encrypted. Without repetition one at a time, so that none waits here.

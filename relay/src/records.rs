@@ -189,5 +189,4 @@ impl Records {
 }
 
 #[cfg(test)]
-#[path = "records_tests.rs"]
 mod tests;

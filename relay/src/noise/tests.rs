@@ -26,7 +26,7 @@ fn a_channel_opens_and_both_ends_know_each_other() {
     assert_eq!(first.len(), 1088 + (32 + 1184) + (32 + 16) + (1184 + 16) + "may".len() + 16);
     let pending = Pending::read(&executor, BINDING, &first).unwrap();
     assert_eq!(pending.harness, harness.public_keys());
-    assert_eq!(pending.authorization, "may");
+    assert_eq!(pending.authorization.reveal(), "may");
     let (second, mut there) = pending.accept().unwrap();
     assert_eq!(second.len(), (32 + 1184) + 1088 + (1088 + 16) + 16);
     let mut here = initiator.finish(&second).unwrap();
@@ -164,6 +164,7 @@ fn nothing_of_a_channel_is_printed() {
     let (initiator, first) = Initiator::start(&harness, &executor.public_keys(), BINDING, "secret").unwrap();
     let pending = Pending::read(&executor, BINDING, &first).unwrap();
     assert_eq!(format!("{initiator:?} {pending:?}"), "Initiator(..) Pending(..)");
+    assert_eq!(format!("{:?}", pending.authorization), "Authorization(..)");
     assert_eq!(format!("{:?}", pending.accept().unwrap().1), "Channel(..)");
     assert!(!first.windows(6).any(|window| window == b"secret"));
 }

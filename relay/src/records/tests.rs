@@ -104,7 +104,8 @@ impl World {
             }
             let deadline = self.ends.iter().filter_map(Records::deadline).min();
             let arrival = self.wire.first_key_value().map(|((at, _), _)| *at);
-            let next = deadline.into_iter().chain(arrival).min().expect("nothing is under way and nothing is waited for");
+            // Nothing is under way and nothing is waited for.
+            let Some(next) = deadline.into_iter().chain(arrival).min() else { return Err(Fault::Stalled) };
             assert!(next.duration_since(began) < Duration::from_secs(600), "no end is in sight");
             self.now = self.now.max(next);
             while let Some(entry) = self.wire.first_entry().filter(|entry| entry.key().0 <= self.now) {
@@ -135,8 +136,7 @@ fn ends_that_repeat_nothing_work_where_nothing_is_lost() {
     let mut stuck = 0;
     for seed in 0..50 {
         let mut world = World::new(seed, false, true);
-        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| world.run()));
-        stuck += u32::from(!matches!(result, Ok(Ok(()))));
+        stuck += u32::from(world.run().is_err());
     }
     assert!(stuck > 40, "{stuck}");
 }
@@ -150,12 +150,11 @@ fn an_idle_end_says_that_it_lives_and_gives_a_silent_peer_up() {
     let now = Instant::now();
     let mut end = Records::new(true, now);
     assert!(end.poll(now).is_none());
-    let mut at = now;
     let mut beats = 0;
-    let fault = loop {
-        at = end.deadline().unwrap();
+    let (fault, at) = loop {
+        let at = end.deadline().unwrap();
         if let Err(fault) = end.timeout(at) {
-            break fault;
+            break (fault, at);
         }
         while let Some(said) = end.poll(at) {
             assert_eq!((said.ack, said.body), (1, Body::Heartbeat));
