@@ -24,7 +24,7 @@ pub struct Harness {
 }
 
 enum State {
-    Waiting { initiator: Initiator, until: Instant },
+    Waiting { initiator: Box<Initiator>, until: Instant },
     Open(Box<Stream>),
     Closed,
 }
@@ -76,7 +76,7 @@ impl Harness {
         let claim = frame(&id, 0, Body::Resume { next_seq: 0 });
         let first = frame(&id, REPEATS, Body::Handshake { payload: message.into() });
         let outputs = VecDeque::from([HarnessOutput::Send(claim), HarnessOutput::Send(first)]);
-        Ok(Self { id, state: State::Waiting { initiator, until: now + ANSWER }, outputs })
+        Ok(Self { id, state: State::Waiting { initiator: Box::new(initiator), until: now + ANSWER }, outputs })
     }
 
     /// Takes what happened.

@@ -1,6 +1,10 @@
 //! The encrypted channel of a stream: Noise hybrid IK. The harness is the initiator and knows the executor's static keys from the
 //! registry; the executor learns the harness's from the first message, asks the registry about them, and only then answers.
 //!
+//! The protocol is `Noise_hybridIK_25519+MLKEM768_AESGCM_SHA256` (the suite's name says X25519, the protocol's does not):
+//! `-> skem, e, es, s, ss` and `<- ekem, skem, e, ee, se`, each `e` and `s` being two keys. Releases of the library before 2.2 have
+//! another order in the answer and agree with nobody.
+//!
 //! * A channel is bound to the environment, the executor's registration and the stream: all three are in the prologue.
 //! * Each direction has its own counter, which is never sent. A record is encrypted once; a second sending repeats its bytes.
 //! * A record that does not decrypt ends the channel: nothing behind it can.

@@ -5,9 +5,9 @@ use crate::seeded::Seeded;
 use std::collections::HashMap;
 
 /// Networks for the whole stack. Each costs several handshakes; the layer that repeats is tried on a thousand more by itself.
-const SEEDS: u64 = 150;
+const SEEDS: u64 = 120;
 const HARNESSES: usize = 3;
-const MESSAGES: usize = 12;
+const MESSAGES: usize = 8;
 /// In every message, and in no frame.
 const MARK: &[u8] = b"in the clear";
 
@@ -69,7 +69,7 @@ struct World {
 fn message(from: usize, number: usize) -> Bytes {
     let mut text = [MARK, format!("{from} {number}").as_bytes()].concat();
     // Most are short, some take several records.
-    text.resize(text.len() + [0, 100, 3000, 200_000][number % 4], b'.');
+    text.resize(text.len() + [0, 100, 3000, 70_000][number % 4], b'.');
     text.into()
 }
 
@@ -102,7 +102,9 @@ impl World {
 
     /// Loses one frame in ten, doubles one in ten, and lets them overtake each other.
     fn send(&mut self, bytes: &Bytes, is_to_executor: bool) {
-        assert!(!bytes.windows(MARK.len()).any(|window| window == MARK), "a message is in the clear");
+        // In some frames, for it takes longer than all else.
+        let is_clear = || bytes.windows(MARK.len()).any(|window| window == MARK);
+        assert!(!self.count.is_multiple_of(8) || !is_clear(), "a message is in the clear");
         let name = Frame::decode(bytes.clone()).unwrap().stream_id;
         let copies = match self.random.below(10) {
             0 => 0,
