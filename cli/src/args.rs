@@ -84,6 +84,10 @@ pub(crate) struct Serve {
     /// and processes as they come and go, and no level names what is a secret.
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t = LogFormat::Text)]
     pub(crate) log_format: LogFormat,
+    /// A place that `http/request` may reach: a name, *.NAME or * (at public addresses only), an IPv4 address or an [IPv6 address];
+    /// may be repeated. With it every other place is refused. Without it all are, if --policy gives no network.
+    #[arg(long, value_name = "HOST[:PORT]")]
+    pub(crate) allow_egress: Vec<String>,
     /// A file (TOML) with any of these options, by their names: `max-sessions = 100`. What is not given as a flag is looked up in the
     /// environment as PORTCULLIS_MAX_SESSIONS, and then there.
     #[arg(long, value_name = "FILE")]

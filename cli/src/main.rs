@@ -13,7 +13,7 @@ mod terminal;
 mod token;
 
 use args::{Command, LogFormat};
-use portcullis::{AuditFile, Config, ExecServerRuntimePaths};
+use portcullis::{AuditFile, Config, EgressRule, ExecServerRuntimePaths};
 use sources::Refused;
 use std::io::{self, Write as _};
 use std::process::ExitCode;
@@ -91,6 +91,9 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
                 config.ceiling = policy::ceiling(name, &options.workspace)?;
             }
             config.audit = options.audit.map(|path| AuditFile { path, sync: options.audit_sync });
+            if !options.allow_egress.is_empty() {
+                config.egress = Some(EgressRule::parse(options.allow_egress.iter().map(String::as_str))?);
+            }
             runtime
                 .block_on(portcullis::serve(options.listen.parse()?, config))
                 .map(|()| ExitCode::SUCCESS)

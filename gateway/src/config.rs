@@ -1,6 +1,7 @@
 //! What the operator decides. The environment is read here and nowhere else.
 
 use crate::audit::AuditFile;
+use crate::http::EgressRule;
 use crate::listen::{Credential, Tls, token_directory};
 use portcullis_protocol::limit::{ProcessLimits, SessionLimits};
 use portcullis_sandbox::policy::Policy;
@@ -76,6 +77,8 @@ pub struct Config {
     pub ceiling: Option<Policy>,
     /// Where everything that is asked for is recorded; none: nowhere. No confined request gets to see it.
     pub audit: Option<AuditFile>,
+    /// Where requests over HTTP may go, and nowhere else. None: nowhere under a ceiling without network, else anywhere.
+    pub egress: Option<EgressRule>,
     /// The most that each start of a process may use: of this and what it asks for the smaller.
     pub process_limits: ProcessLimits,
     /// What all processes of a session together may use. They need cgroups: where there are none the gateway does not start.
@@ -123,6 +126,7 @@ impl Config {
             allow_unprotected_metadata: false,
             ceiling: None,
             audit: None,
+            egress: None,
             process_limits: ProcessLimits::default(),
             session_limits: SessionLimits::default(),
             hidden: Vec::new(),

@@ -1,9 +1,12 @@
 //! A connection: decodes what one client sends, routes each call, and answers. Calls run side by side up to a bound.
 
 mod answers;
+mod control;
 mod files;
+mod http;
 mod initialize;
 mod output;
+mod watch;
 
 use crate::answer::{Answer, answered, carry_out};
 use crate::asked::Asked;
@@ -14,12 +17,15 @@ use crate::core::Core;
 use crate::environment;
 use crate::handles::{Disk, Handles};
 use crate::handshake::Handshake;
+use crate::http::Bodies;
 use crate::link::{Doubt, Incoming, Link, Outgoing};
 use crate::metrics::Direction;
 use crate::policies::Policies;
 use crate::reply;
 use crate::scope::TokenScope;
 use crate::session::{Attachment, Command, SessionHandle};
+use crate::watch::Watches;
+use control::is_control;
 use portcullis_protocol::environment::{EnvironmentInfo, EnvironmentStatus};
 use portcullis_protocol::fs::Empty;
 use portcullis_protocol::limit::Scope;
@@ -31,6 +37,7 @@ use serde::Serialize;
 use std::collections::VecDeque;
 use std::future::Future;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use tokio::task::JoinSet;
@@ -68,6 +75,7 @@ async fn serve(core: Arc<Core>, link: Link, closing: CancellationToken, number: 
     budget.join(&core.room.incoming);
     let replies = Budget::new(REPLY_BYTES);
     replies.join(&core.room.replies);
+    let bodies = Bodies::new(&core.room.bodies, &core.room.replies);
     let handshake_ends = handshake.map(|time| (time, Instant::now() + time));
     let disk = Disk { blocking: Blocking::new(), deadline: core.config.fs_deadline };
     let slots = core.config.concurrent_requests.max(1);
@@ -98,6 +106,8 @@ async fn serve(core: Arc<Core>, link: Link, closing: CancellationToken, number: 
         slots,
         disk,
         replies,
+        bodies,
+        watches: Watches::new(),
         charge: None,
         asked: None,
         place: None,
@@ -126,8 +136,7 @@ async fn serve(core: Arc<Core>, link: Link, closing: CancellationToken, number: 
                 break;
             }
             Some(_ended) = connection.calls.join_next() => connection.go_on().await,
-            Some(_ended) = connection.control.join_next() => {}
-            Some(_ended) = connection.inputs.join_next() => {}
+            () = one_ended([&mut connection.control, &mut connection.inputs, &mut connection.bodies.tasks, &mut connection.watches.tasks]) => {}
             // Before the messages, which may wait for what this makes room for.
             Ok(()) = answered.changed() => {
                 let mark = *answered.borrow_and_update();
@@ -140,6 +149,15 @@ async fn serve(core: Arc<Core>, link: Link, closing: CancellationToken, number: 
         }
     }
     connection.end(resumable).await;
+}
+
+/// Waits for the end of a task in any of the sets.
+async fn one_ended(mut sets: [&mut JoinSet<()>; 4]) {
+    std::future::poll_fn(|task| match sets.iter_mut().any(|set| matches!(set.poll_join_next(task), Poll::Ready(Some(_)))) {
+        true => Poll::Ready(()),
+        false => Poll::Pending,
+    })
+    .await;
 }
 
 /// Waits until it is too late, and answers how much time there was.
@@ -191,6 +209,10 @@ struct Connection {
     disk: Disk,
     /// What large replies may hold until they are sent.
     replies: Budget,
+    /// Bodies of answers over HTTP.
+    bodies: Bodies,
+    /// Watches for what is not there.
+    watches: Watches,
     /// The room of the message at hand, which goes with its call.
     charge: Option<Charge>,
     /// The request at hand, until its answer is on its way.
@@ -296,6 +318,8 @@ impl Connection {
                 self.handles.close(&params.handle_id);
                 self.answer(&id, &Empty {}).await
             }
+            Call::FsWatchMissing(params) => self.watch_missing(id, params).await,
+            Call::HttpRequest(params) => self.http(id, *params),
             Call::NotBuilt { method, .. } => Err(RpcError::unknown_method(method)),
             files => self.files(id, files).await,
         }
@@ -390,25 +414,11 @@ impl Connection {
         self.calls.shutdown().await;
         self.control.shutdown().await;
         self.inputs.shutdown().await;
+        self.bodies.tasks.shutdown().await;
+        self.watches.tasks.shutdown().await;
         let Some((session, attachment)) = self.attached else { return };
         let handles = if self.keeps_handles { self.handles } else { Handles::default() };
         let command = if resumable { Command::Detach(Attachment { handles, ..attachment }) } else { Command::Close };
         let _session_ended = session.send(command).await;
     }
-}
-
-/// Calls that never wait for a slot, so that what runs can always be ended.
-fn is_control(call: &Call) -> bool {
-    matches!(
-        call,
-        Call::Initialize(_)
-            | Call::EnvironmentInfo(_)
-            | Call::EnvironmentStatus
-            | Call::ProcessAcknowledge(_)
-            | Call::ProcessResize(_)
-            | Call::ProcessSignal(_)
-            | Call::ProcessTerminate(_)
-            | Call::FsClose(_)
-            | Call::NotBuilt { .. }
-    )
 }

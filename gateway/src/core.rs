@@ -7,6 +7,7 @@ use crate::connection;
 use crate::environment;
 use crate::helper::pool::Pool;
 use crate::helper::spawner::{Spawner, SpawnerError};
+use crate::http::Outbound;
 use crate::link::Link;
 use crate::metrics::Metrics;
 use crate::peer::Peers;
@@ -81,6 +82,8 @@ pub(crate) struct Core {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) audit: Option<Audit>,
     connections: AtomicU64,
+    /// What requests over HTTP share.
+    pub(crate) outbound: Outbound,
     pub(crate) room: Room,
     spawner: Spawner,
     work: mpsc::Sender<Work>,
@@ -93,6 +96,9 @@ pub(crate) struct Room {
     /// to wait for the room of its reply without holding up the replies that have theirs.
     pub(crate) incoming: Budget,
     pub(crate) replies: Budget,
+    /// Of bodies over HTTP that come whole. Apart from both: a call that has the room of its message waits for that of the body,
+    /// and then for that of its reply, and never the other way.
+    pub(crate) bodies: Budget,
     /// Calls that run.
     pub(crate) calls: Arc<Semaphore>,
     sessions: Arc<Semaphore>,
@@ -104,7 +110,8 @@ impl Room {
         let places = |count: usize| Arc::new(Semaphore::new(count.min(Semaphore::MAX_PERMITS)));
         Self {
             incoming: Budget::new(config.buffer_bytes / 2),
-            replies: Budget::new(config.buffer_bytes / 2),
+            replies: Budget::new(config.buffer_bytes / 4),
+            bodies: Budget::new(config.buffer_bytes / 4),
             calls: places(config.calls),
             sessions: places(config.sessions),
             processes: places(config.processes),
@@ -199,6 +206,7 @@ impl Gateway {
             metrics,
             audit: audit.clone(),
             connections: AtomicU64::new(0),
+            outbound: Outbound::new(&config),
             spawner,
             work,
             config,

@@ -21,6 +21,8 @@ mod fs_call;
 mod handles;
 mod handshake;
 mod helper;
+mod http;
+mod ids;
 mod limits;
 mod link;
 mod listen;
@@ -33,12 +35,14 @@ mod reply;
 mod scope;
 mod session;
 mod stdio;
+mod watch;
 
 pub use crate::audit::{AuditError, AuditFault, AuditFile, Verified, verify_audit};
 pub use crate::budget::Charge;
 pub use crate::caller::Transport;
 pub use crate::config::{Config, ExecServerRuntimePaths};
 pub use crate::core::{Gateway, Readiness, StartError};
+pub use crate::http::{EgressRule, EgressRuleError};
 pub use crate::limits::{LIMITS, Limit, LimitError, Unit};
 pub use crate::link::{ConnectionEnded, Inlet, Link, LinkEnd, Outgoing};
 pub use crate::listen::{

@@ -67,6 +67,10 @@ pub(crate) fn subject(call: &Call) -> Value {
             json!({"handle": bounded(&params.handle_id), "offset": params.offset, "bytes": params.chunk.0.len()})
         }
         Call::FsClose(params) => json!({"handle": bounded(&params.handle_id)}),
+        Call::FsWatchMissing(params) => json!({
+            "watch": params.watch_id, "path": params.missing.first().map(uri), "more": params.missing.len().saturating_sub(1),
+        }),
+        Call::HttpRequest(params) => json!({"method": bounded(&params.method), "url": shown(&params.url)}),
         Call::EnvironmentInfo(_)
         | Call::EnvironmentStatus
         | Call::ProcessRead(_)
@@ -79,6 +83,15 @@ pub(crate) fn subject(call: &Call) -> Value {
 /// A path of this machine, whatever its bytes; one of another machine as it was written, as far as it can be shown.
 fn uri(path: &WirePath) -> String {
     path.local().map_or_else(|_foreign| bounded(&path.to_string()), |path| bounded(&path.to_uri()))
+}
+
+/// A URL without user and query, which may be secrets; nothing of a text that is none.
+fn shown(text: &str) -> Option<String> {
+    let mut url = url::Url::parse(text).ok()?;
+    url.set_query(None);
+    url.set_fragment(None);
+    let _has_no_host = url.set_username("").and_then(|()| url.set_password(None));
+    Some(bounded(url.as_str()))
 }
 
 /// A text, or its beginning.
