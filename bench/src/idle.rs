@@ -106,7 +106,7 @@ fn footprint(pid: u32) -> Result<Footprint, Box<dyn Error>> {
     Ok(sum)
 }
 
-fn proportional(pid: u32) -> Result<u64, Box<dyn Error>> {
+pub(crate) fn proportional(pid: u32) -> Result<u64, Box<dyn Error>> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
     let line = text.lines().find_map(|line| line.strip_prefix("Pss:")).ok_or("no Pss in smaps_rollup")?;
     Ok(line.trim().trim_end_matches(" kB").parse()?)

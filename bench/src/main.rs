@@ -5,6 +5,7 @@
 //! `--url` adds a column. A server that asks for a token is started with `--token-file FILE`, and so is this. It prints minimum, median and 99th percentile in milliseconds, and asserts nothing about them.
 
 mod idle;
+mod load;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -37,6 +38,8 @@ struct Arguments {
     /// The process id of the first server.
     #[arg(long)]
     pid: Option<u32>,
+    #[command(flatten)]
+    loads: load::Loads,
 }
 
 /// What a row does.
@@ -67,6 +70,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     match (arguments.idle, arguments.pid, arguments.url.first()) {
         (Some(count), Some(pid), Some(url)) => runtime.block_on(idle::run(url, token(&arguments, 0)?, pid, count.max(1))),
+        (None, Some(pid), Some(url)) if !arguments.loads.is_empty() => {
+            runtime.block_on(load::run(url, token(&arguments, 0)?, pid, &arguments.loads))
+        }
         _ => runtime.block_on(run(&arguments)),
     }
 }

@@ -21,14 +21,37 @@ pub(crate) enum Command {
     Exec(Exec),
     /// Say what a policy allows of paths, why, and what would allow more. Nothing is confined, opened or changed.
     Explain(Explain),
+    /// Print a token for `serve --ws-auth signed-bearer-token` that is valid for a while. With --policy or --method it opens less than
+    /// everything.
+    Token(Token),
     /// Say what can be enforced here, what not and why, and what each named policy would get. Its status is 0 if processes can
     /// be confined and given something to write to, otherwise 1.
     Doctor(Doctor),
+    /// Look after the file that `serve --audit` writes.
+    #[command(subcommand)]
+    Audit(Audit),
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Audit {
+    /// Check that no line of an audit log was changed, removed or moved, and say how many there are and the digest of the last.
+    /// Its status is 0 if so, otherwise 1. Keep the digest elsewhere: that the end of a file is missing nothing in it shows.
+    Verify(Verify),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Verify {
+    /// The audit log.
+    #[arg(value_name = "FILE")]
+    pub(crate) file: PathBuf,
+    /// A digest that was said earlier: fail unless the line that had it is still there.
+    #[arg(long, value_name = "SHA256")]
+    pub(crate) head: Option<String>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct Serve {
-    /// Where to listen: ws://IP:PORT (port 0 lets the system choose) or stdio.
+    /// Where to listen: ws://IP:PORT (port 0 lets the system choose), wss://IP:PORT, unix:PATH (for the server's own user and root), or stdio.
     #[arg(long, value_name = "URL", default_value = DEFAULT_LISTEN_URL)]
     pub(crate) listen: String,
     #[command(flatten)]
@@ -50,12 +73,36 @@ pub(crate) struct Serve {
     /// A directory that is the workspace of --policy; may be repeated.
     #[arg(long, value_name = "DIR", requires = "policy")]
     pub(crate) workspace: Vec<PathBuf>,
+    /// Record everything that is asked for in this file, which is made with mode 0600 or appended to, each line chained to the one
+    /// before. What cannot be recorded is refused. `portcullis audit verify` checks it.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) audit: Option<PathBuf>,
+    /// Let no answer leave before its line has reached the disk, so that a power cut takes none along.
+    #[arg(long, requires = "audit")]
+    pub(crate) audit_sync: bool,
+    /// How the log on standard error is written. What is in it RUST_LOG says [default: warn]: info adds connections, sessions
+    /// and processes as they come and go, and no level names what is a secret.
+    #[arg(long, value_name = "FORMAT", value_enum, default_value_t = LogFormat::Text)]
+    pub(crate) log_format: LogFormat,
+    /// A place that `http/request` may reach: a name, *.NAME or * (at public addresses only), an IPv4 address or an [IPv6 address];
+    /// may be repeated. With it every other place is refused. Without it all are, if --policy gives no network.
+    #[arg(long, value_name = "HOST[:PORT]")]
+    pub(crate) allow_egress: Vec<String>,
     /// A file (TOML) with any of these options, by their names: `max-sessions = 100`. What is not given as a flag is looked up in the
     /// environment as PORTCULLIS_MAX_SESSIONS, and then there.
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) limits: Limits,
+}
+
+/// How a log is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogFormat {
+    /// A line for people.
+    Text,
+    /// A line of JSON.
+    Json,
 }
 
 /// Who may connect. Without any of these a token is made at the start, and said on standard error.
@@ -65,7 +112,7 @@ pub(crate) struct Auth {
     #[arg(long, value_name = "FILE", conflicts_with = "ws_auth")]
     pub(crate) token_file: Option<PathBuf>,
     /// Ask clients for nothing: every program that reaches the port is served. On loopback addresses only.
-    #[arg(long, conflicts_with_all = ["token_file", "ws_auth"])]
+    #[arg(long, conflicts_with_all = ["token_file", "ws_auth", "tls_client_ca"])]
     pub(crate) insecure_no_auth: bool,
     /// Ask for a token that is known from elsewhere: one token, or any that was signed with a shared secret (JWT, HS256).
     #[arg(long, value_name = "KIND", value_enum)]
@@ -88,6 +135,16 @@ pub(crate) struct Auth {
     /// With signed-bearer-token: how far the clocks may be apart; 30.
     #[arg(long, value_name = "SECONDS", requires = "ws_auth", value_parser = clap::value_parser!(u64).range(0..=3600))]
     pub(crate) ws_max_clock_skew_seconds: Option<u64>,
+    /// Speak TLS, and show this chain of certificates (PEM), the server's own first.
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    pub(crate) tls_cert: Option<PathBuf>,
+    /// The key of --tls-cert (PEM).
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub(crate) tls_key: Option<PathBuf>,
+    /// Serve only clients that show a certificate which descends from one of these (PEM). It is their credential: a token is asked for
+    /// in addition only with --token-file or --ws-auth.
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub(crate) tls_client_ca: Option<PathBuf>,
 }
 
 /// Kinds of tokens.
@@ -114,12 +171,21 @@ pub(crate) struct Exec {
     /// read-only, workspace-write, workspace-write-network, full-access, or a policy file (*.toml).
     #[arg(long, value_name = "NAME|FILE", default_value = "workspace-write")]
     pub(crate) policy: String,
-    /// A running server; without it a gateway is started for this one command.
+    /// A running server, ws://HOST:PORT, wss://HOST:PORT or unix:PATH; without it a gateway is started for this one command.
     #[arg(long, value_name = "URL", conflicts_with = "allow_unprotected_metadata")]
     pub(crate) url: Option<String>,
     /// A file with the token that the running server asks for. Without it that of a server of this user on this machine is found.
     #[arg(long, value_name = "FILE", requires = "url")]
     pub(crate) token_file: Option<PathBuf>,
+    /// With wss://: believe servers whose certificate descends from one of these (PEM).
+    #[arg(long, value_name = "FILE", requires = "url")]
+    pub(crate) tls_ca: Option<PathBuf>,
+    /// With wss://: show this chain of certificates (PEM), where the server asks for one.
+    #[arg(long, value_name = "FILE", requires_all = ["tls_ca", "tls_key"])]
+    pub(crate) tls_cert: Option<PathBuf>,
+    /// The key of --tls-cert (PEM).
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub(crate) tls_key: Option<PathBuf>,
     /// As of `serve`, for the gateway that is started.
     #[arg(long)]
     pub(crate) allow_unprotected_metadata: bool,
@@ -133,6 +199,32 @@ pub(crate) struct Exec {
     /// The command and its arguments.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
     pub(crate) command: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Token {
+    /// The file that holds the secret which the server shares, at least 32 bytes.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) secret_file: PathBuf,
+    /// For how many seconds it is valid. A connection whose token says less than everything ends then.
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=31_536_000))]
+    pub(crate) expires: u64,
+    /// What no request over its connections may exceed: read-only, workspace-write, workspace-write-network, full-access, or a policy
+    /// file (*.toml).
+    #[arg(long, value_name = "NAME|FILE")]
+    pub(crate) policy: Option<String>,
+    /// A directory that is the workspace of --policy; may be repeated.
+    #[arg(long, value_name = "DIR", requires = "policy")]
+    pub(crate) workspace: Vec<PathBuf>,
+    /// A method that may be called, as process/start or fs/*; may be repeated. Without it all may.
+    #[arg(long, value_name = "METHOD")]
+    pub(crate) method: Vec<String>,
+    /// What the server asks for with --ws-issuer.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) issuer: Option<String>,
+    /// What the server asks for with --ws-audience.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) audience: Option<String>,
 }
 
 #[derive(Debug, Args)]

@@ -1,7 +1,7 @@
 //! What `serve` asks of its clients, from its flags.
 
 use crate::Failure;
-use crate::args::{Auth, WsAuth};
+use crate::args::{Auth, Exec, WsAuth};
 use portcullis::client::Token;
 use portcullis::{Credential, SignedBearer, token_path};
 use std::ffi::OsStr;
@@ -28,8 +28,7 @@ pub(crate) fn from_flags(flags: &Auth) -> Result<Credential, Failure> {
         Some(WsAuth::SignedBearerToken) => {
             let file = flags.ws_shared_secret_file.as_deref();
             let file = file.ok_or("--ws-auth signed-bearer-token needs --ws-shared-secret-file")?;
-            let secret = read(file, "--ws-shared-secret-file")?.into_bytes();
-            let mut rules = SignedBearer::new(secret).map_err(|error| format!("{}: {error}", file.display()))?;
+            let mut rules = signed_bearer(file, "--ws-shared-secret-file")?;
             rules.issuer.clone_from(&flags.ws_issuer);
             rules.audience.clone_from(&flags.ws_audience);
             if let Some(seconds) = flags.ws_max_clock_skew_seconds {
@@ -38,6 +37,33 @@ pub(crate) fn from_flags(flags: &Auth) -> Result<Credential, Failure> {
             Ok(Credential::SignedBearer(rules))
         }
     }
+}
+
+/// Rules of tokens that are signed with the secret in a file.
+pub(crate) fn signed_bearer(file: &Path, flag: &str) -> Result<SignedBearer, Failure> {
+    let secret = read(file, flag)?.into_bytes();
+    SignedBearer::new(secret).map_err(|error| format!("{}: {error}", file.display()).into())
+}
+
+/// The files that these flags name and whose readers could get in, or pretend to be others.
+pub(crate) fn files(flags: &Auth) -> Vec<PathBuf> {
+    [&flags.ws_token_file, &flags.ws_shared_secret_file].into_iter().flatten().cloned().collect()
+}
+
+/// What a listener shows its clients.
+pub(crate) fn tls(flags: &Auth) -> Result<Option<portcullis::Tls>, Failure> {
+    let Some((certificate, key)) = flags.tls_cert.as_ref().zip(flags.tls_key.as_ref()) else { return Ok(None) };
+    Ok(Some(portcullis::Tls::from_files(certificate, key, flags.tls_client_ca.as_deref())?))
+}
+
+/// Whom to believe at a URL, and what to show there.
+pub(crate) fn client_tls(options: &Exec) -> Result<Option<portcullis::client::Tls>, Failure> {
+    let Some(ca) = &options.tls_ca else { return Ok(None) };
+    if options.url.as_ref().is_some_and(|url| !url.starts_with("wss://")) {
+        return Err("--tls-ca is for wss:// URLs, and does nothing with this one".into());
+    }
+    let own = options.tls_cert.as_deref().zip(options.tls_key.as_deref());
+    Ok(Some(portcullis::client::Tls::from_files(ca, own)?))
 }
 
 /// A flag that would change nothing is one that its author is mistaken about, and who is mistaken about who may connect must hear
@@ -70,6 +96,10 @@ pub(crate) fn of_server(url: &str, file: Option<&Path>) -> Result<(String, Optio
         let file = std::path::absolute(file).map_err(|error| format!("--token-file {}: {error}", file.display()))?;
         return Ok((url.to_owned(), Some(Token::new(read(&file, "--token-file")?))));
     }
+    // The kernel says who asks.
+    if url.starts_with("unix:") {
+        return Ok((url.to_owned(), None));
+    }
     let (runtime, home) = (std::env::var_os("XDG_RUNTIME_DIR"), std::env::var_os("HOME"));
     match found(url, runtime.as_deref(), home.as_deref()) {
         Some((url, path)) => Ok((url, Some(Token::new(read(&path, "token file")?)))),
@@ -79,7 +109,7 @@ pub(crate) fn of_server(url: &str, file: Option<&Path>) -> Result<(String, Optio
 
 /// The file with the token for a URL, and the URL with the address that the file is for.
 fn found(url: &str, runtime: Option<&OsStr>, home: Option<&OsStr>) -> Option<(String, PathBuf)> {
-    let rest = url.strip_prefix("ws://")?;
+    let (scheme, rest) = url.split_once("://").filter(|(scheme, _)| matches!(*scheme, "ws" | "wss"))?;
     let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
     let addresses = match authority.strip_prefix("localhost:") {
         Some(port) => {
@@ -90,7 +120,10 @@ fn found(url: &str, runtime: Option<&OsStr>, home: Option<&OsStr>) -> Option<(St
     };
     let of_this_machine = addresses.into_iter().filter(|address| address.ip().is_loopback());
     let mut files = of_this_machine.filter_map(|address| Some((address, token_path(runtime, home, address)?)));
-    files.find(|(_, file)| file.exists()).map(|(address, file)| (format!("ws://{address}{path}"), file))
+    let (address, file) = files.find(|(_, file)| file.exists())?;
+    // Over TLS the name stays, since the certificate is for it, and proves that it is not somebody else's server.
+    let dialled = if scheme == "wss" { url.to_owned() } else { format!("ws://{address}{path}") };
+    Some((dialled, file))
 }
 
 /// A file's text without the blanks around it.
@@ -149,7 +182,10 @@ mod tests {
             ("ws://localhost:7@evil.example", None),
             ("ws://localhost.evil.example:7", None),
             ("ws://127.0.0.1:7@evil.example", None),
-            ("wss://127.0.0.1:7", None),
+            ("http://127.0.0.1:7", None),
+            // A certificate is for the name that was dialled.
+            ("wss://127.0.0.1:7", Some(("wss://127.0.0.1:7", "127.0.0.1:7"))),
+            ("wss://localhost:9/", Some(("wss://localhost:9/", "[::1]:9"))),
         ] {
             let expect = expect.map(|(url, name)| (url.to_owned(), directory.join(format!("{name}.token"))));
             assert_eq!(found(url, Some(place.path().as_os_str()), None), expect, "{url}");

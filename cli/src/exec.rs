@@ -37,6 +37,7 @@ pub(crate) async fn run(options: &Exec) -> Result<ExitCode, Failure> {
         let (url, token) = credential::of_server(url, options.token_file.as_deref())?;
         let mut connect = ExecServerClientConnectOptions::new(&url, "portcullis exec");
         connect.token = token;
+        connect.tls = credential::client_tls(options)?;
         let (client, task) = ExecServerClient::connect(&connect).await?;
         let done = start_and_follow(client, &params).await;
         task.await?;

@@ -6,9 +6,10 @@
 
 pub use portcullis_client as client;
 pub use portcullis_gateway::{
-    Config, Credential, DEFAULT_LISTEN_URL, ExecServerListenUrlParseError, ExecServerRuntimePaths, Gateway, LIMITS, Limit,
-    LimitError, Link, LinkEnd, ListenError, ListenUrl, Outgoing, SecretTooShort, SignedBearer, StartError, Unit, run_main, serve,
-    token_path,
+    AuditError, AuditFault, AuditFile, Config, Credential, DEFAULT_LISTEN_URL, EgressRule, EgressRuleError,
+    ExecServerListenUrlParseError, ExecServerRuntimePaths, Gateway, LIMITS, Limit, LimitError, Link, LinkEnd, ListenError,
+    ListenUrl, Outgoing, SecretTooShort, SignError, SignedBearer, StartError, Tls, TlsError, Transport, Unit, Verified, run_main,
+    serve, token_path, verify_audit,
 };
 pub use portcullis_helpers::dispatch;
 pub use portcullis_protocol as protocol;

@@ -1,6 +1,7 @@
 //! The `portcullis` program.
 
 mod args;
+mod audit;
 mod credential;
 mod doctor;
 mod exec;
@@ -9,9 +10,10 @@ mod limits;
 mod policy;
 mod sources;
 mod terminal;
+mod token;
 
-use args::Command;
-use portcullis::{Config, ExecServerRuntimePaths};
+use args::{Command, LogFormat};
+use portcullis::{AuditFile, Config, EgressRule, ExecServerRuntimePaths};
 use sources::Refused;
 use std::io::{self, Write as _};
 use std::process::ExitCode;
@@ -32,7 +34,10 @@ fn main() -> ExitCode {
             return ExitCode::from(USAGE);
         }
     };
-    log_to_stderr();
+    log_to_stderr(match &arguments.command {
+        Command::Serve(options) => options.log_format,
+        _ => LogFormat::Text,
+    });
     // A command's own status must not be taken for ours.
     let failure = if matches!(arguments.command, Command::Exec(_)) { ExitCode::from(FAILED_EXEC) } else { ExitCode::FAILURE };
     match run(arguments.command) {
@@ -57,6 +62,13 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         explain::print(options, &mut io::stdout())?;
         return Ok(ExitCode::SUCCESS);
     }
+    if let Command::Audit(args::Audit::Verify(options)) = &command {
+        return audit::verify(options, &mut io::stdout());
+    }
+    if let Command::Token(options) = &command {
+        token::print(options, &mut io::stdout())?;
+        return Ok(ExitCode::SUCCESS);
+    }
     // One thread: two of them on few cores cost more in hand-overs than they gain.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let done = match command {
@@ -71,10 +83,16 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
             let mut config = Config::new(paths);
             options.limits.apply(&mut config)?;
             config.credential = credential::from_flags(&options.auth)?;
+            config.hidden = credential::files(&options.auth);
+            config.tls = credential::tls(&options.auth)?;
             config.allowed_hosts.clone_from(&options.allow_host);
             config.allow_unprotected_metadata = options.allow_unprotected_metadata;
             if let Some(name) = &options.policy {
                 config.ceiling = policy::ceiling(name, &options.workspace)?;
+            }
+            config.audit = options.audit.map(|path| AuditFile { path, sync: options.audit_sync });
+            if !options.allow_egress.is_empty() {
+                config.egress = Some(EgressRule::parse(options.allow_egress.iter().map(String::as_str))?);
             }
             runtime
                 .block_on(portcullis::serve(options.listen.parse()?, config))
@@ -83,14 +101,19 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         }
         Command::Exec(options) => runtime.block_on(exec::run(&options)),
         Command::Doctor(options) => runtime.block_on(doctor::run(options.json)),
-        Command::Explain(_) => Ok(ExitCode::SUCCESS),
+        Command::Explain(_) | Command::Token(_) | Command::Audit(_) => Ok(ExitCode::SUCCESS),
     };
     // A read of standard input may still block a thread of the runtime; nothing waits for it.
     runtime.shutdown_background();
     done
 }
 
-fn log_to_stderr() {
+/// What `RUST_LOG` asks for; without it, what needs somebody's attention.
+fn log_to_stderr(format: LogFormat) {
     let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn".into());
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).init();
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
+    match format {
+        LogFormat::Text => log.init(),
+        LogFormat::Json => log.json().flatten_event(true).with_current_span(false).with_span_list(false).init(),
+    }
 }

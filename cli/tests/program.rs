@@ -111,7 +111,7 @@ fn doctor_names_layers_and_policies() {
         "seccomp",
         "namespaces",
         "own proc",
-        "cgroup v2",
+        "cgroups",
         "policy read-only",
         "policy workspace-write",
         "policy full-access",

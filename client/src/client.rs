@@ -254,7 +254,8 @@ impl ExecServerClient {
 }
 
 fn url(options: &ExecServerClientConnectOptions) -> Dialler {
-    Dialler::Url { url: options.url.clone(), token: options.token.clone(), silence: options.silence_timeout }
+    let ExecServerClientConnectOptions { url, token, tls, silence_timeout: silence, .. } = options.clone();
+    Dialler::Url { url, token, tls, silence }
 }
 
 /// What becomes of a call on its way when the link is cut.

@@ -2,12 +2,17 @@
 
 use crate::options::Token;
 use crate::task::Transport;
+use crate::tls::Tls;
 use futures_util::{SinkExt as _, StreamExt as _};
 use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout_at};
+use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
+use tokio_tungstenite::tungstenite::handshake::client::Request;
 use tokio_tungstenite::tungstenite::http::HeaderValue;
 use tokio_tungstenite::tungstenite::http::header::AUTHORIZATION;
 use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
@@ -25,8 +30,39 @@ const MESSAGE: usize = 768 << 20;
 pub(crate) async fn websocket(
     url: &str,
     token: Option<&Token>,
+    tls: Option<&Tls>,
     silence: Option<Duration>,
 ) -> Result<(Transport, JoinHandle<String>), String> {
+    let config = WebSocketConfig::default().max_message_size(Some(MESSAGE)).max_frame_size(Some(MESSAGE));
+    if let Some(path) = url.strip_prefix("unix:") {
+        let path = path.strip_prefix("//").unwrap_or(path);
+        let stream = UnixStream::connect(path).await.map_err(|error| error.to_string())?;
+        // Whose name and port these are is decided by the path; a Host must be given all the same.
+        let connecting = tokio_tungstenite::client_async_with_config(request("ws://localhost/", token)?, stream, Some(config));
+        let (socket, _response) = connecting.await.map_err(|error| refusal(&error))?;
+        return Ok(carry(socket, silence));
+    }
+    let request = request(url, token)?;
+    if request.uri().scheme_str() == Some("wss") {
+        let tls =
+            tls.ok_or("nobody is believed yet: name the certificates that the server's own descends from (--tls-ca FILE)")?;
+        let host = request.uri().host().ok_or("it has no host")?.to_owned();
+        let port = request.uri().port_u16().unwrap_or(443);
+        let stream = TcpStream::connect(format!("{host}:{port}")).await.map_err(|error| error.to_string())?;
+        // Without this a call waits 40 ms for the server's delayed acknowledgement of the one before it.
+        stream.set_nodelay(true).map_err(|error| error.to_string())?;
+        let stream = tls.connect(&host, stream).await?;
+        let connecting = tokio_tungstenite::client_async_with_config(request, stream, Some(config));
+        let (socket, _response) = connecting.await.map_err(|error| refusal(&error))?;
+        return Ok(carry(socket, silence));
+    }
+    let connecting = tokio_tungstenite::connect_async_with_config(request, Some(config), true);
+    let (socket, _response) = connecting.await.map_err(|error| refusal(&error))?;
+    Ok(carry(socket, silence))
+}
+
+/// The upgrade.
+fn request(url: &str, token: Option<&Token>) -> Result<Request, String> {
     let mut request = url.into_client_request().map_err(|error| error.to_string())?;
     if let Some(token) = token {
         let value = HeaderValue::from_str(&format!("Bearer {}", token.reveal()));
@@ -34,9 +70,14 @@ pub(crate) async fn websocket(
         value.set_sensitive(true);
         request.headers_mut().insert(AUTHORIZATION, value);
     }
-    let config = WebSocketConfig::default().max_message_size(Some(MESSAGE)).max_frame_size(Some(MESSAGE));
-    let connecting = tokio_tungstenite::connect_async_with_config(request, Some(config), true);
-    let (socket, _response) = connecting.await.map_err(|error| refusal(&error))?;
+    Ok(request)
+}
+
+/// A transport over an upgraded stream.
+fn carry<S>(socket: WebSocketStream<S>, silence: Option<Duration>) -> (Transport, JoinHandle<String>)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
     let (mut sink, mut stream) = socket.split();
     let (to_server, mut outgoing) = mpsc::channel::<String>(QUEUE);
     let (incoming, from_server) = mpsc::channel(QUEUE);
@@ -84,7 +125,7 @@ pub(crate) async fn websocket(
             reason = write => reason,
         }
     });
-    Ok((Transport { outgoing: to_server, incoming: from_server }, carried))
+    (Transport { outgoing: to_server, incoming: from_server }, carried)
 }
 
 /// Why there is no connection, with what the server said.
@@ -94,7 +135,13 @@ fn refusal(error: &Error) -> String {
             let said = response.body().as_deref().map(String::from_utf8_lossy).unwrap_or_default();
             format!("{error}: {}", said.trim())
         }
-        other => other.to_string(),
+        other => match other.to_string() {
+            // Before TLS 1.3 the handshake itself fails; since then a server says so afterwards.
+            text if text.contains("CertificateRequired") => {
+                format!("{text}: the server asks for a certificate (--tls-cert and --tls-key)")
+            }
+            text => text,
+        },
     }
 }
 

@@ -6,6 +6,7 @@ use crate::task::{Order, Part};
 use crate::{ExecServerClient, ExecServerError};
 use futures_util::Stream;
 use portcullis_protocol::base64::Chunk;
+pub use portcullis_protocol::http::HttpHeader;
 use serde::{Deserialize, Serialize};
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -32,19 +33,6 @@ pub struct HttpRequest {
     pub redirect_policy: String,
     /// Names the request among those of this client.
     pub request_id: String,
-}
-
-/// A header.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct HttpHeader {
-    /// Its name.
-    pub name: String,
-    /// Its value.
-    pub value: String,
-    /// A variable of the server's environment whose value the server adds to the header's.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub value_env_var: Option<String>,
 }
 
 impl HttpRequest {

@@ -22,6 +22,7 @@ mod process;
 mod recovery;
 mod status;
 mod task;
+mod tls;
 
 pub use client::ExecServerClient;
 pub use error::ExecServerError;
@@ -31,3 +32,4 @@ pub use options::{ExecServerClientConnectOptions, Token};
 pub use process::{Finished, Process, ProcessEvent, ProcessEvents, ProcessInput};
 pub use status::ClientStatus;
 pub use task::Transport;
+pub use tls::{Tls, TlsError};

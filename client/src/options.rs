@@ -1,5 +1,6 @@
 //! How to reach a server, and how long to try.
 
+use crate::tls::Tls;
 use std::fmt;
 use std::time::Duration;
 
@@ -7,12 +8,14 @@ use std::time::Duration;
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ExecServerClientConnectOptions {
-    /// Where: `ws://HOST:PORT`.
+    /// Where: `ws://HOST:PORT`, `wss://HOST:PORT` or `unix:PATH`.
     pub url: String,
     /// Who calls; any text.
     pub client_name: String,
     /// What the server asks of its clients, if it asks: sent as `Authorization: Bearer TOKEN`, also on the way back after a cut.
     pub token: Option<Token>,
+    /// Whom to believe at `wss://`, and what to show there. None: nobody, and such a URL is not dialled.
+    pub tls: Option<Tls>,
     /// Come back after a cut; true. Without it the end of the link is the end of the client.
     pub reconnect: bool,
     /// How long one recovery may take, from the cut until everything was caught up; 45 s. A server keeps a session for longer.
@@ -63,6 +66,7 @@ impl ExecServerClientConnectOptions {
             url: url.into(),
             client_name: client_name.into(),
             token: None,
+            tls: None,
             reconnect: true,
             recovery_deadline: Duration::from_secs(45),
             connect_timeout: Duration::from_secs(10),

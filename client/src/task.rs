@@ -5,6 +5,7 @@ use crate::options::Token;
 use crate::pending::Again;
 use crate::process::ProcessEvent;
 use crate::recovery::{Core, Input, LinkId, Output, RouteId, Settings, Ticket};
+use crate::tls::Tls;
 use crate::{ClientStatus, ExecServerError, dial};
 use portcullis_protocol::init::InitializeResult;
 use serde_json::value::RawValue;
@@ -83,7 +84,7 @@ pub(crate) enum Dialler {
     /// Once: this one is open.
     Given(Transport),
     /// Over a WebSocket.
-    Url { url: String, token: Option<Token>, silence: Option<Duration> },
+    Url { url: String, token: Option<Token>, tls: Option<Tls>, silence: Option<Duration> },
 }
 
 /// What the handles and the task share.
@@ -354,10 +355,11 @@ impl Task {
     fn dial(&mut self, link: LinkId) {
         let dial = match self.dialler.take() {
             Some(Dialler::Given(transport)) => self.dials.spawn(async move { (link, Ok((transport, None))) }),
-            Some(Dialler::Url { url, token, silence }) => {
-                self.dialler = Some(Dialler::Url { url: url.clone(), token: token.clone(), silence });
+            Some(Dialler::Url { url, token, tls, silence }) => {
+                let again = Dialler::Url { url: url.clone(), token: token.clone(), tls: tls.clone(), silence };
+                self.dialler = Some(again);
                 self.dials.spawn(async move {
-                    let dialled = dial::websocket(&url, token.as_ref(), silence).await;
+                    let dialled = dial::websocket(&url, token.as_ref(), tls.as_ref(), silence).await;
                     (link, dialled.map(|(transport, carrier)| (transport, Some(carrier))))
                 })
             }

@@ -1,34 +1,44 @@
 //! Answers: from a call's outcome to the text that goes to the client, with the room that it takes on its way.
 
+use crate::asked::Asked;
 use crate::budget::{Budget, Charge};
 use crate::link::Outgoing;
+use crate::metrics::{Direction, Metrics};
 use crate::reply;
 use futures_util::FutureExt as _;
 use portcullis_protocol::rpc::{self, Id, RpcError};
 use serde::Serialize;
 use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot};
 
 /// From here on a reply is large.
 const LARGE: usize = 128 * 1024;
 
+/// The way of one answer to its client.
+#[derive(Debug)]
+pub(crate) struct Way {
+    pub(crate) outgoing: mpsc::Sender<Outgoing>,
+    pub(crate) replies: Budget,
+    pub(crate) metrics: Arc<Metrics>,
+    /// The request that it answers.
+    pub(crate) asked: Option<Asked>,
+}
+
 /// Runs a call and sends its answer. A panic answers that call and no other.
-pub(crate) async fn carry_out(
-    id: Id,
-    outgoing: mpsc::Sender<Outgoing>,
-    replies: Budget,
-    call: impl Future<Output = Result<Answer, RpcError>> + Send + 'static,
-) {
-    let answer: Answer = match AssertUnwindSafe(call).catch_unwind().await {
-        Ok(Ok(answer)) => answer,
-        Ok(Err(error)) => rpc::error_text(&id, &error).into(),
-        Err(_panic) => {
-            let incident = uuid::Uuid::new_v4();
-            tracing::error!(%incident, "a call panicked");
-            rpc::error_text(&id, &reply::internal(format!("a defect of the server, incident {incident}; its log says more")))
-                .into()
-        }
+pub(crate) async fn carry_out(id: Id, way: Way, call: impl Future<Output = Result<Answer, RpcError>> + Send + 'static) {
+    let Way { outgoing, replies, metrics, asked } = way;
+    let outcome = AssertUnwindSafe(call).catch_unwind().await.unwrap_or_else(|_panic| {
+        let incident = uuid::Uuid::new_v4();
+        tracing::error!(%incident, "a call panicked");
+        Err(reply::internal(format!("a defect of the server, incident {incident}; its log says more")))
+    });
+    let outcome = match asked {
+        Some(asked) => asked.over(outcome).await,
+        None => outcome,
     };
+    let answer = outcome.unwrap_or_else(|error| rpc::error_text(&id, &error).into());
+    metrics.message(Direction::Out, answer.text.len());
     let message = match answer {
         Answer { text, room: Some(room) } => Outgoing::Large(text, room),
         // Only now is it known how large it is; at least what waits for the client is bounded.

@@ -1,6 +1,9 @@
 //! What the operator decides. The environment is read here and nowhere else.
 
-use crate::listen::{Credential, token_directory};
+use crate::audit::AuditFile;
+use crate::http::EgressRule;
+use crate::listen::{Credential, Tls, token_directory};
+use portcullis_protocol::limit::{ProcessLimits, SessionLimits};
 use portcullis_sandbox::policy::Policy;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -49,6 +52,8 @@ pub struct Config {
     pub session_spool_bytes: u64,
     /// What a listener asks of its clients.
     pub credential: Credential,
+    /// What a listener on an address shows its clients; none: no TLS.
+    pub tls: Option<Tls>,
     /// Sockets of clients at a time, from accept to close; more are refused with status 503. At least 1.
     pub connections: usize,
     /// Sessions at a time, detached ones included. At least 1.
@@ -70,6 +75,16 @@ pub struct Config {
     /// The operator's ceiling: every request gets what both it and this allow, and a request that asks for no sandbox gets this.
     /// None leaves the decision to the clients.
     pub ceiling: Option<Policy>,
+    /// Where everything that is asked for is recorded; none: nowhere. No confined request gets to see it.
+    pub audit: Option<AuditFile>,
+    /// Where requests over HTTP may go, and nowhere else. None: nowhere under a ceiling without network, else anywhere.
+    pub egress: Option<EgressRule>,
+    /// The most that each start of a process may use: of this and what it asks for the smaller.
+    pub process_limits: ProcessLimits,
+    /// What all processes of a session together may use. They need cgroups: where there are none the gateway does not start.
+    pub session_limits: SessionLimits,
+    /// Files of the operator's that no confined process gets to see, beside tokens that were made at the start: secrets, keys, sockets.
+    pub hidden: Vec<PathBuf>,
     /// The server's environment, for policies of `process/start` that inherit it.
     pub environment: Arc<[(OsString, OsString)]>,
     /// The server's working directory at its start.
@@ -96,6 +111,7 @@ impl Config {
             retention: Duration::from_secs(90),
             idle_exit: None,
             credential: Credential::default(),
+            tls: None,
             connections: 4096,
             sessions: 8192,
             calls: 65_536,
@@ -109,18 +125,28 @@ impl Config {
             fs_deadline: Duration::from_secs(120),
             allow_unprotected_metadata: false,
             ceiling: None,
+            audit: None,
+            egress: None,
+            process_limits: ProcessLimits::default(),
+            session_limits: SessionLimits::default(),
+            hidden: Vec::new(),
             environment: Arc::new([]),
             cwd: PathBuf::from("/"),
         }
     }
 
-    /// Where tokens are that open listeners of this user. No confined process gets to see them.
+    /// What is the gateway's own, where no confined request gets to see it: tokens that open listeners of this user, the audit log,
+    /// and what else the operator hides.
     pub(crate) fn token_places(&self) -> Vec<PathBuf> {
         let named = match &self.credential {
             Credential::Generated { file } => file.clone(),
             Credential::Capability(_) | Credential::SignedBearer(_) | Credential::Insecure => None,
         };
-        let named = named.map(|file| self.cwd.join(file));
+        let key = self.tls.as_ref().map(Tls::key);
+        let audit = self.audit.as_ref().map(|file| file.path.as_path());
+        let named = named.iter().chain(&self.hidden).map(PathBuf::as_path).chain(key).chain(audit);
+        // A shell's `<(…)` is a descriptor of this process, which nobody inherits.
+        let named = named.filter(|file| !file.starts_with("/dev") && !file.starts_with("/proc")).map(|file| self.cwd.join(file));
         self.token_directory().into_iter().chain(named).collect()
     }
 

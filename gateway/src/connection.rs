@@ -1,30 +1,43 @@
 //! A connection: decodes what one client sends, routes each call, and answers. Calls run side by side up to a bound.
 
+mod answers;
+mod control;
 mod files;
+mod http;
+mod initialize;
 mod output;
+mod watch;
 
-use crate::answer::{Answer, answered, carry_out, text};
+use crate::answer::{Answer, answered, carry_out};
+use crate::asked::Asked;
 use crate::blocking::Blocking;
 use crate::budget::{Budget, Charge};
+use crate::caller::Caller;
 use crate::core::Core;
 use crate::environment;
 use crate::handles::{Disk, Handles};
 use crate::handshake::Handshake;
+use crate::http::Bodies;
 use crate::link::{Doubt, Incoming, Link, Outgoing};
+use crate::metrics::Direction;
 use crate::policies::Policies;
 use crate::reply;
-use crate::session::{AttachError, Attachment, Command, Newcomer, SessionHandle, Terms};
+use crate::scope::TokenScope;
+use crate::session::{Attachment, Command, SessionHandle};
+use crate::watch::Watches;
+use control::is_control;
 use portcullis_protocol::environment::{EnvironmentInfo, EnvironmentStatus};
 use portcullis_protocol::fs::Empty;
-use portcullis_protocol::init::{InitializeParams, InitializeResult};
 use portcullis_protocol::limit::Scope;
-use portcullis_protocol::method::{Call, Decoded};
+use portcullis_protocol::method::Call;
 use portcullis_protocol::process::StartParams;
-use portcullis_protocol::rpc::{self, Id, Message, RpcError, code};
+use portcullis_protocol::rpc::{self, Id, Message, RpcError};
+use portcullis_sandbox::policy::Policy;
 use serde::Serialize;
 use std::collections::VecDeque;
 use std::future::Future;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use tokio::task::JoinSet;
@@ -39,32 +52,52 @@ const REPLY_BYTES: usize = 64 << 20;
 /// The WebSocket close code of a connection whose session another one took over: of the range that RFC 6455 section 7.4.2
 /// leaves to applications.
 const TAKEN_OVER: u16 = 4001;
+/// The same of a connection whose token has expired.
+const EXPIRED: u16 = 4003;
 /// Input that waits, or whose answer does. A session parks far less for one process, and what it refuses is answered at once.
 const INPUTS: usize = 8192;
 /// Control calls that run; each is one exchange with the session, so a few are many.
 const CONTROL: usize = 64;
 
-/// Serves one client until its link ends or the gateway closes.
+/// Serves one client until its link ends or the gateway closes, and says so to those who watch.
 pub(crate) async fn run(core: Arc<Core>, link: Link, closing: CancellationToken) {
-    let Link { mut incoming, outgoing, mut answered, answers_pings, peer, resumable, doubt, handshake, budget } = link;
+    let (_present, number) = (core.metrics.connection(link.caller.transport), core.number());
+    let Caller { transport, address, who } = &link.caller;
+    tracing::info!(connection = number, transport = transport.name(), address, ?who, "connection opened");
+    let began = Instant::now();
+    serve(core, link, closing, number).await;
+    tracing::info!(connection = number, seconds = began.elapsed().as_secs(), "connection closed");
+}
+
+async fn serve(core: Arc<Core>, link: Link, closing: CancellationToken, number: u64) {
+    let Link { mut incoming, outgoing, mut answered, answers_pings, peer, resumable, doubt, handshake, budget, caller, scope } =
+        link;
     budget.join(&core.room.incoming);
     let replies = Budget::new(REPLY_BYTES);
     replies.join(&core.room.replies);
+    let bodies = Bodies::new(&core.room.bodies, &core.room.replies);
     let handshake_ends = handshake.map(|time| (time, Instant::now() + time));
     let disk = Disk { blocking: Blocking::new(), deadline: core.config.fs_deadline };
     let slots = core.config.concurrent_requests.max(1);
-    let policies = Policies::new(core.machine.clone(), core.ceiling.clone());
+    let ceiling = match core.ceiling.within(scope.as_ref().and_then(|scope| scope.policy())) {
+        Ok(ceiling) => ceiling,
+        Err(error) => return tracing::error!("{peer}: the ceiling of its token: {error}"),
+    };
+    let policies = Policies::new(core.machine.clone(), ceiling);
     let mut connection = Connection {
         core,
         outgoing,
         doubt,
         answers_pings,
         peer,
+        caller,
+        number,
         leaving: closing.child_token(),
         keeps_handles: false,
         handshake: Handshake::default(),
         attached: None,
         policies,
+        scope: scope.clone(),
         handles: Handles::default(),
         calls: JoinSet::new(),
         control: JoinSet::new(),
@@ -73,7 +106,10 @@ pub(crate) async fn run(core: Arc<Core>, link: Link, closing: CancellationToken)
         slots,
         disk,
         replies,
+        bodies,
+        watches: Watches::new(),
         charge: None,
+        asked: None,
         place: None,
     };
     loop {
@@ -94,25 +130,34 @@ pub(crate) async fn run(core: Arc<Core>, link: Link, closing: CancellationToken)
                 let _link_full_or_gone = connection.outgoing.try_send(Outgoing::Close { code: 1008, reason });
                 break;
             }
+            () = expired(scope.as_deref()) => {
+                let close = Outgoing::Close { code: EXPIRED, reason: "the token of this connection has expired".to_owned() };
+                let _link_full_or_gone = connection.outgoing.try_send(close);
+                break;
+            }
             Some(_ended) = connection.calls.join_next() => connection.go_on().await,
-            Some(_ended) = connection.control.join_next() => {}
-            Some(_ended) = connection.inputs.join_next() => {}
+            () = one_ended([&mut connection.control, &mut connection.inputs, &mut connection.bodies.tasks, &mut connection.watches.tasks]) => {}
             // Before the messages, which may wait for what this makes room for.
             Ok(()) = answered.changed() => {
                 let mark = *answered.borrow_and_update();
                 connection.delivered(mark).await;
             }
             message = incoming.recv(), if connection.has_room() => match message {
-                Some(Incoming { bytes, charge }) => {
-                    connection.charge = Some(charge);
-                    connection.message(&bytes).await;
-                    connection.charge = None;
-                }
+                Some(incoming) => connection.message(incoming).await,
                 None => break,
             },
         }
     }
     connection.end(resumable).await;
+}
+
+/// Waits for the end of a task in any of the sets.
+async fn one_ended(mut sets: [&mut JoinSet<()>; 4]) {
+    std::future::poll_fn(|task| match sets.iter_mut().any(|set| matches!(set.poll_join_next(task), Poll::Ready(Some(_)))) {
+        true => Poll::Ready(()),
+        false => Poll::Pending,
+    })
+    .await;
 }
 
 /// Waits until it is too late, and answers how much time there was.
@@ -126,12 +171,22 @@ async fn overdue(ends: Option<(Duration, Instant)>) -> Duration {
     }
 }
 
+/// Waits until the token of a connection is no longer valid, if that ends it.
+async fn expired(scope: Option<&TokenScope>) {
+    match scope {
+        Some(scope) => scope.expired().await,
+        None => std::future::pending().await,
+    }
+}
+
 struct Connection {
     core: Arc<Core>,
     outgoing: mpsc::Sender<Outgoing>,
     doubt: Doubt,
     answers_pings: bool,
     peer: String,
+    caller: Caller,
+    number: u64,
     /// The gateway closes, or another connection takes the session over.
     leaving: CancellationToken,
     /// Its client wants to find its file handles again after a cut.
@@ -139,6 +194,8 @@ struct Connection {
     handshake: Handshake,
     attached: Option<(SessionHandle, Attachment)>,
     policies: Policies,
+    /// What its token narrows it to.
+    scope: Option<Arc<TokenScope>>,
     handles: Handles,
     /// Calls that hold a slot.
     calls: JoinSet<()>,
@@ -147,34 +204,39 @@ struct Connection {
     /// Input that waits for its process. The session bounds it.
     inputs: JoinSet<()>,
     /// Calls without a slot yet, in order of arrival.
-    waiting: VecDeque<(Id, Call, Option<Charge>)>,
+    waiting: VecDeque<(Id, Call, Option<Charge>, Option<Asked>)>,
     slots: usize,
     disk: Disk,
     /// What large replies may hold until they are sent.
     replies: Budget,
+    /// Bodies of answers over HTTP.
+    bodies: Bodies,
+    /// Watches for what is not there.
+    watches: Watches,
     /// The room of the message at hand, which goes with its call.
     charge: Option<Charge>,
+    /// The request at hand, until its answer is on its way.
+    asked: Option<Asked>,
     /// The place of the call at hand among all that run.
     place: Option<OwnedSemaphorePermit>,
 }
 
 impl Connection {
-    async fn message(&mut self, bytes: &[u8]) {
+    async fn message(&mut self, Incoming { bytes, charge }: Incoming) {
+        self.core.metrics.message(Direction::In, bytes.len());
+        self.charge = Some(charge);
+        self.obey(&bytes).await;
+        self.charge = None;
+    }
+
+    async fn obey(&mut self, bytes: &[u8]) {
         let complaint = match rpc::parse(bytes) {
             Ok(Message::Request { id, method, params }) => {
-                let answered = match Call::decode(&method, params) {
-                    Ok(Decoded { call, ignored }) => {
-                        if ignored > 0 {
-                            tracing::debug!(%method, ignored, "members of a request that nobody knows");
-                        }
-                        self.admit(id.clone(), call).await
-                    }
+                let admitted = match self.asked(&method, params).await {
+                    Ok(call) => self.admit(id.clone(), call).await,
                     Err(error) => Err(error),
                 };
-                if let Err(error) = answered {
-                    self.send(rpc::error_text(&id, &error)).await;
-                }
-                return;
+                return self.admitted(&id, admitted).await;
             }
             Ok(Message::Notification { method, .. }) if method == "initialized" => match self.handshake.initialized() {
                 Ok(()) => return,
@@ -199,19 +261,18 @@ impl Connection {
         if is_control(&call) || (self.waiting.is_empty() && self.calls.len() < self.slots) {
             return self.route(id, call).await;
         }
-        self.waiting.push_back((id, call, self.charge.take()));
+        self.waiting.push_back((id, call, self.charge.take(), self.asked.take()));
         Ok(())
     }
 
     /// Gives free slots to those who wait.
     async fn go_on(&mut self) {
         while self.calls.len() < self.slots
-            && let Some((id, call, charge)) = self.waiting.pop_front()
+            && let Some((id, call, charge, asked)) = self.waiting.pop_front()
         {
-            self.charge = charge;
-            if let Err(error) = self.route(id.clone(), call).await {
-                self.send(rpc::error_text(&id, &error)).await;
-            }
+            (self.charge, self.asked) = (charge, asked);
+            let admitted = self.route(id.clone(), call).await;
+            self.admitted(&id, admitted).await;
         }
     }
 
@@ -257,45 +318,16 @@ impl Connection {
                 self.handles.close(&params.handle_id);
                 self.answer(&id, &Empty {}).await
             }
+            Call::FsWatchMissing(params) => self.watch_missing(id, params).await,
+            Call::HttpRequest(params) => self.http(id, *params),
             Call::NotBuilt { method, .. } => Err(RpcError::unknown_method(method)),
             files => self.files(id, files).await,
         }
     }
 
-    async fn initialize(&mut self, id: Id, params: InitializeParams) -> Result<(), RpcError> {
-        let session = match params.resume_session_id {
-            None => self.core.new_session().await?,
-            Some(wanted) => {
-                let unknown = || reply::invalid(format!("unknown session id {wanted}"));
-                self.core.registry.get(&wanted).ok_or_else(unknown)?
-            }
-        };
-        let (reply, attached) = oneshot::channel();
-        let unknown = || reply::invalid(format!("unknown session id {}", session.id()));
-        let longest = self.core.config.max_retention;
-        let terms = Terms {
-            take_over: params.take_over,
-            retention: params.retention_ms.map(|asked| Duration::from_millis(asked).min(longest)),
-            proof: self.proof(params.acknowledge),
-        };
-        let newcomer =
-            Newcomer { outgoing: self.outgoing.clone(), evicted: self.leaving.clone(), doubt: self.doubt.clone(), terms };
-        session.send(Command::Attach { newcomer, reply }).await.map_err(|_| unknown())?;
-        let mut attachment = attached.await.map_err(|_| unknown())?.map_err(|AttachError| {
-            RpcError::new(code::ATTACHED, format!("session {} is already attached to another connection", session.id()))
-        })?;
-        let extensions = params.extensions.then(|| Box::new(environment::extensions(&self.core.config)));
-        let environment_info = Some(EnvironmentInfo { extensions, ..self.core.environment.clone() });
-        let result = InitializeResult { session_id: session.id().to_string(), environment_info };
-        self.handles = std::mem::take(&mut attachment.handles);
-        self.keeps_handles = params.keep_handles;
-        self.attached = Some((session, attachment));
-        self.handshake.attached();
-        self.answer(&id, &result).await
-    }
-
     async fn start(&mut self, id: Id, params: Box<StartParams>) -> Result<(), RpcError> {
         let policy = self.core.process_policy(&self.policies, &params)?;
+        self.asked.iter_mut().for_each(|asked| asked.under(|| policy.as_deref().map(Policy::hash)));
         let turn = self.order()?.mutation();
         self.ask(id, |reply| Command::Start { params, policy, turn, reply }).await
     }
@@ -319,10 +351,10 @@ impl Connection {
         command: impl FnOnce(oneshot::Sender<Result<T, RpcError>>) -> Command,
     ) -> Result<(), RpcError> {
         let answer = self.command(command).await?;
-        let (held, outgoing, replies) = (self.held(), self.outgoing.clone(), self.replies.clone());
+        let (held, way) = (self.held(), self.way());
         self.inputs.spawn(async move {
             let _room_and_place = held;
-            carry_out(id.clone(), outgoing, replies, answered(id, answer)).await;
+            carry_out(id.clone(), way, answered(id, answer)).await;
         });
         Ok(())
     }
@@ -334,7 +366,8 @@ impl Connection {
         command: impl FnOnce(oneshot::Sender<Result<T, RpcError>>) -> Command,
     ) -> Result<(), RpcError> {
         let answer = self.command(command).await?;
-        self.control.spawn(carry_out(id.clone(), self.outgoing.clone(), self.replies.clone(), answered(id, answer)));
+        let way = self.way();
+        self.control.spawn(carry_out(id.clone(), way, answered(id, answer)));
         Ok(())
     }
 
@@ -352,7 +385,7 @@ impl Connection {
     /// Runs a call in a slot.
     fn run(&mut self, id: Id, call: impl Future<Output = Result<Answer, RpcError>> + Send + 'static) {
         let held = self.held();
-        let answered = carry_out(id, self.outgoing.clone(), self.replies.clone(), call);
+        let answered = carry_out(id, self.way(), call);
         self.calls.spawn(async move {
             let _room_and_place = held;
             answered.await;
@@ -362,19 +395,6 @@ impl Connection {
     /// What the call at hand holds until it is answered.
     fn held(&mut self) -> (Option<Charge>, Option<OwnedSemaphorePermit>) {
         (self.charge.take(), self.place.take())
-    }
-
-    async fn answer(&self, id: &Id, result: &impl Serialize) -> Result<(), RpcError> {
-        self.send(text(id, result)?).await;
-        Ok(())
-    }
-
-    /// Waits for room towards the client, but not when the connection is to end.
-    async fn send(&self, text: String) {
-        tokio::select! {
-            _link_gone = self.outgoing.send(Outgoing::Text(text)) => {}
-            () = self.leaving.cancelled() => {}
-        }
     }
 
     fn order(&mut self) -> Result<&mut crate::session::Order, RpcError> {
@@ -394,25 +414,11 @@ impl Connection {
         self.calls.shutdown().await;
         self.control.shutdown().await;
         self.inputs.shutdown().await;
+        self.bodies.tasks.shutdown().await;
+        self.watches.tasks.shutdown().await;
         let Some((session, attachment)) = self.attached else { return };
         let handles = if self.keeps_handles { self.handles } else { Handles::default() };
         let command = if resumable { Command::Detach(Attachment { handles, ..attachment }) } else { Command::Close };
         let _session_ended = session.send(command).await;
     }
-}
-
-/// Calls that never wait for a slot, so that what runs can always be ended.
-fn is_control(call: &Call) -> bool {
-    matches!(
-        call,
-        Call::Initialize(_)
-            | Call::EnvironmentInfo(_)
-            | Call::EnvironmentStatus
-            | Call::ProcessAcknowledge(_)
-            | Call::ProcessResize(_)
-            | Call::ProcessSignal(_)
-            | Call::ProcessTerminate(_)
-            | Call::FsClose(_)
-            | Call::NotBuilt { .. }
-    )
 }

@@ -1,21 +1,25 @@
 //! The gateway: what all connections share, and the task that owns every connection and session.
 
+use crate::audit::{Audit, AuditError, Entry};
 use crate::budget::Budget;
 use crate::config::Config;
 use crate::connection;
 use crate::environment;
 use crate::helper::pool::Pool;
 use crate::helper::spawner::{Spawner, SpawnerError};
+use crate::http::Outbound;
 use crate::link::Link;
+use crate::metrics::Metrics;
 use crate::peer::Peers;
 use crate::policies::{Ceiling, Policies};
 use crate::process::launch;
 use crate::registry::Registry;
 use crate::reply;
+use crate::scope::Digest;
 use crate::session::{self, Command, Places, SessionConfig, SessionHandle, SpoolLimits, Turn};
 use portcullis_protocol::environment::{Enforcement, EnvironmentInfo};
-use portcullis_protocol::helper::{HIDDEN_FLAG, NamespaceLayer};
-use portcullis_protocol::limit::Scope;
+use portcullis_protocol::helper::{CgroupLayer, HIDDEN_FLAG, NamespaceLayer};
+use portcullis_protocol::limit::{Scope, SessionLimits};
 use portcullis_protocol::path::AbsolutePath;
 use portcullis_protocol::process::StartParams;
 use portcullis_protocol::rpc::{RpcError, code};
@@ -25,6 +29,7 @@ use portcullis_sandbox::resolve::Machine;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::task::{JoinHandle, JoinSet};
@@ -74,6 +79,11 @@ pub(crate) struct Core {
     pub(crate) enforcement: Enforcement,
     pub(crate) registry: Registry,
     pub(crate) pool: Pool,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) audit: Option<Audit>,
+    connections: AtomicU64,
+    /// What requests over HTTP share.
+    pub(crate) outbound: Outbound,
     pub(crate) room: Room,
     spawner: Spawner,
     work: mpsc::Sender<Work>,
@@ -86,6 +96,9 @@ pub(crate) struct Room {
     /// to wait for the room of its reply without holding up the replies that have theirs.
     pub(crate) incoming: Budget,
     pub(crate) replies: Budget,
+    /// Of bodies over HTTP that come whole. Apart from both: a call that has the room of its message waits for that of the body,
+    /// and then for that of its reply, and never the other way.
+    pub(crate) bodies: Budget,
     /// Calls that run.
     pub(crate) calls: Arc<Semaphore>,
     sessions: Arc<Semaphore>,
@@ -97,7 +110,8 @@ impl Room {
         let places = |count: usize| Arc::new(Semaphore::new(count.min(Semaphore::MAX_PERMITS)));
         Self {
             incoming: Budget::new(config.buffer_bytes / 2),
-            replies: Budget::new(config.buffer_bytes / 2),
+            replies: Budget::new(config.buffer_bytes / 4),
+            bodies: Budget::new(config.buffer_bytes / 4),
             calls: places(config.calls),
             sessions: places(config.sessions),
             processes: places(config.processes),
@@ -120,6 +134,9 @@ pub enum StartError {
         "start a gateway in a start that is a hidden helper's: `main` must call `portcullis::dispatch()` first, and end if it answers"
     )]
     NotDispatched,
+    /// What happens could not be recorded.
+    #[error(transparent)]
+    Audit(#[from] AuditError),
     /// Its spawner does not run.
     #[error("start the spawner from `{executable}`: {reason}")]
     Spawner {
@@ -128,13 +145,35 @@ pub enum StartError {
         /// Why it does not.
         reason: String,
     },
+    /// Its limits of sessions cannot be held here.
+    #[error("hold the limits of sessions: {lacks} needs the cgroup layer, which is not to be had ({reason}): {remedy}")]
+    SessionLimits {
+        /// Which.
+        lacks: &'static str,
+        /// Why not.
+        reason: String,
+        /// What to do about it.
+        remedy: &'static str,
+    },
+}
+
+/// Less than the operator asked for is a refusal.
+fn can_hold(limits: &SessionLimits, cgroups: &CgroupLayer) -> Result<(), StartError> {
+    let lacks = if limits.processes.is_some() && !cgroups.processes {
+        "processes"
+    } else if limits.memory_bytes.is_some() && !cgroups.memory {
+        "memory"
+    } else {
+        return Ok(());
+    };
+    Err(StartError::SessionLimits { lacks, reason: cgroups.reason.clone(), remedy: report::cgroup_remedy() })
 }
 
 impl Gateway {
     /// Starts the spawner and the pool. Must be called within a tokio runtime with its io and time drivers on.
     ///
     /// # Errors
-    /// The executable does not play its hidden roles: see [`crate::ExecServerRuntimePaths`].
+    /// The executable does not play its hidden roles: see [`crate::ExecServerRuntimePaths`]. The audit log cannot be written.
     pub async fn start(config: Config) -> Result<Self, StartError> {
         if std::env::args_os().nth(1).is_some_and(|argument| argument == HIDDEN_FLAG) {
             // This start is a helper's already: another gateway would start another helper, and so on.
@@ -144,18 +183,30 @@ impl Gateway {
             executable: config.paths.executable.display().to_string(),
             reason: error.to_string(),
         };
-        let (spawner, spawner_task) = Spawner::start(&config.paths.executable).await.map_err(failed)?;
-        let (pool, pool_task) = Pool::start(spawner.clone());
+        let metrics = Arc::new(Metrics::new());
+        let (audit, audit_task) = config.audit.as_ref().map(|file| Audit::open(file, &started(&config))).transpose()?.unzip();
+        let present = metrics.helper("spawner");
+        let started = Spawner::start(&config.paths.executable, config.session_limits, present).await;
+        let (spawner, spawner_task) = started.map_err(failed)?;
+        if let Err(error) = can_hold(&config.session_limits, spawner.cgroups()) {
+            spawner_task.stop().await;
+            return Err(error);
+        }
+        let (pool, pool_task) = Pool::start(spawner.clone(), Arc::clone(&metrics));
         let (work, queue) = mpsc::channel(QUEUE);
         let tokens = config.token_places().iter().filter_map(|place| AbsolutePath::new(place).ok()).collect();
         let core = Arc::new(Core {
             machine: Machine::here(config.variable("TMPDIR")),
             ceiling: Ceiling::new(config.ceiling.clone(), tokens),
             environment: environment::describe(&config),
-            enforcement: report::enforcement(spawner.namespaces()),
+            enforcement: report::enforcement(spawner.namespaces(), spawner.cgroups()),
             registry: Registry::default(),
             room: Room::new(&config),
             pool: pool.clone(),
+            metrics,
+            audit: audit.clone(),
+            connections: AtomicU64::new(0),
+            outbound: Outbound::new(&config),
             spawner,
             work,
             config,
@@ -164,12 +215,18 @@ impl Gateway {
         let owner = own(Arc::clone(&core), queue, closing.clone(), idled.clone());
         let owner = tokio::spawn(async move {
             let pool_task = tokio::spawn(pool_task);
+            let audit_task = audit_task.map(tokio::spawn);
             owner.await;
             pool.stop().await;
             drop(pool);
             let _panicked = pool_task.await;
             if tokio::time::timeout(SPAWNER_DRAIN, spawner_task.stop()).await.is_err() {
                 tracing::error!("the spawner did not end in time");
+            }
+            if let (Some(audit), Some(audit_task)) = (audit, audit_task) {
+                // Behind everything that there is to be recorded.
+                audit.stop().await;
+                let _panicked = audit_task.await;
             }
         });
         Ok(Self { core, closing, idled, owner })
@@ -192,6 +249,22 @@ impl Gateway {
         Readiness { closing: self.closing.clone(), spawner: self.core.spawner.clone() }
     }
 
+    /// What is going on and how it went, in the text format of OpenMetrics 1.0, which Prometheus reads. No other gateway counts
+    /// into it.
+    #[must_use]
+    pub fn metrics(&self) -> String {
+        self.core.metrics.text()
+    }
+
+    /// The same for a listener, which may outlive the gateway for a moment.
+    pub(crate) fn counters(&self) -> Arc<Metrics> {
+        Arc::clone(&self.core.metrics)
+    }
+
+    pub(crate) fn audit(&self) -> Option<Audit> {
+        self.core.audit.clone()
+    }
+
     /// Cancelled once nobody was connected and no session was kept for as long as [`Config::idle_exit`] says.
     #[must_use]
     pub fn idled(&self) -> CancellationToken {
@@ -199,7 +272,7 @@ impl Gateway {
     }
 
     /// Tells the clients of a listener from what this gateway started itself.
-    pub(crate) fn peers(&self, local: SocketAddr) -> Peers {
+    pub(crate) fn peers(&self, local: Option<SocketAddr>) -> Peers {
         Peers::new(local, self.core.spawner.clone())
     }
 
@@ -218,8 +291,13 @@ impl Gateway {
 }
 
 impl Core {
-    /// Makes a session and gives its task to the owner.
-    pub(crate) async fn new_session(&self) -> Result<SessionHandle, RpcError> {
+    /// Names the next connection: the first is 1.
+    pub(crate) fn number(&self) -> u64 {
+        self.connections.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// Makes a session for clients of a scope and gives its task to the owner.
+    pub(crate) async fn new_session(&self, scope: Option<Digest>) -> Result<SessionHandle, RpcError> {
         let place = Arc::clone(&self.room.sessions).try_acquire_owned().map_err(|_full| {
             let text = format!(
                 "initialize: at most {} sessions are kept on this server, detached ones included; resume one, or try again later",
@@ -228,13 +306,17 @@ impl Core {
             reply::limit(text, "max-sessions", self.config.sessions, Scope::Server)
         })?;
         let config = SessionConfig {
+            scope,
             most_processes: self.config.session_processes,
             processes: Places { free: Arc::clone(&self.room.processes), all: self.config.processes },
             retention: self.config.retention,
             allow_unprotected: self.config.allow_unprotected_metadata,
             environment: Arc::clone(&self.config.environment),
             shell: self.environment.shell.path.clone(),
+            process_limits: self.config.process_limits,
             spool: self.config.paths.spool.clone(),
+            metrics: Arc::clone(&self.metrics),
+            audit: self.audit.clone(),
             spool_limits: SpoolLimits { process: self.config.spool_bytes, session: self.config.session_spool_bytes },
         };
         let (handle, task) = session::start(uuid::Uuid::new_v4().to_string().into(), self.spawner.clone(), config);
@@ -278,6 +360,13 @@ impl Core {
             NamespaceLayer::Unavailable { .. } => policy,
         }
     }
+}
+
+/// The first line of a gateway in its audit log.
+fn started(config: &Config) -> Entry {
+    let policy = config.ceiling.as_ref().map_or_else(|| "none".to_owned(), |policy| policy.hash().to_string());
+    let on = serde_json::json!({"version": env!("CARGO_PKG_VERSION")});
+    Entry { action: "serve/started", outcome: "ok", on, policy: Some(policy), ..Entry::default() }
 }
 
 /// Owns every connection and session: starts them, joins them, and ends them when the gateway closes.
@@ -337,4 +426,26 @@ async fn own(core: Arc<Core>, mut queue: mpsc::Receiver<Work>, closing: Cancella
     connections.shutdown().await;
     sessions.shutdown().await;
     changes.shutdown().await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::num::NonZeroU64;
+
+    #[test]
+    fn limits_of_sessions_that_nothing_holds_are_refused_with_the_reason() {
+        let some = NonZeroU64::new(9);
+        let limits = [(some, None), (None, some), (some, some), (None, None)];
+        let limits = limits.map(|(processes, memory_bytes)| SessionLimits { processes, memory_bytes });
+        for (processes, memory, expect) in
+            [(true, true, [true; 4]), (true, false, [true, false, false, true]), (false, false, [false, false, false, true])]
+        {
+            let cgroups = CgroupLayer { processes, memory, reason: "it is mounted read-only".to_owned() };
+            let held = limits.map(|limits| can_hold(&limits, &cgroups));
+            assert_eq!(held.each_ref().map(Result::is_ok), expect, "{held:?}");
+            let texts = held.iter().filter_map(|held| held.as_ref().err()).map(ToString::to_string);
+            texts.for_each(|text| assert!(text.contains("mounted read-only") && text.contains("Delegate=yes"), "{text}"));
+        }
+    }
 }

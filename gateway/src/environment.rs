@@ -38,7 +38,13 @@ pub(crate) fn describe(config: &Config) -> EnvironmentInfo {
         prepend_path_dirs: Vec::new(),
         temporary_directories: Vec::new(),
         temp_dir: wire(&temp),
-        capabilities: Capabilities { sandboxed_file_streaming: true, file_write_streaming: true, ..Capabilities::default() },
+        capabilities: Capabilities {
+            sandboxed_file_streaming: true,
+            file_write_streaming: true,
+            fs_watch_missing: true,
+            http_header_env_vars: true,
+            ..Capabilities::default()
+        },
         enforcement: None,
         extensions: None,
         limits: None,
@@ -62,7 +68,7 @@ pub(crate) fn extensions(config: &Config) -> Extensions {
         keep_handles: true,
         take_over: true,
         process_bounds: true,
-        process_limits: false,
+        process_limits: true,
         max_retention_ms: u64::try_from(config.max_retention.as_millis()).unwrap_or(u64::MAX),
         process_events: true,
         process_acknowledge: true,

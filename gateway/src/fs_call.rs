@@ -100,6 +100,15 @@ impl FsCall {
                 });
                 ("copy", p.sandbox, Vec::new(), operation)
             }
+            Call::FsWatchMissing(p) => {
+                let others = p.missing.iter().map(local).collect::<Result<Vec<_>, _>>();
+                let present = p.present.as_ref().map(local).transpose();
+                let operation = others.and_then(|mut others| {
+                    let path = others.pop().ok_or_else(|| reply::invalid("fs/watchMissing: no path is named"))?;
+                    Ok(FsOperation::WatchMissing { path, others, present: present? })
+                });
+                ("watchMissing", None, Vec::new(), operation)
+            }
             Call::FsOpen(p) => {
                 ("open", p.sandbox, Vec::new(), local(&p.path).map(|path| FsOperation::Open { path, mode: p.mode }))
             }
@@ -232,6 +241,7 @@ pub(crate) async fn reply_text(id: &Id, attempt: &str, done: Done, blocking: &Bl
                 modified_at_ms: found.modified_ms,
             },
         ),
+        FsDone::Watching(_) => Err(reply::internal(format!("{attempt}: the worker watches, which nobody asked for"))),
         FsDone::Path(path) => text(id, attempt, &CanonicalizeResult { path: WirePath::Local(path) }),
         FsDone::Directory(entries) => {
             let entries = entries.into_iter().map(|entry| DirectoryEntryResult {

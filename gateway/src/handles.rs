@@ -2,6 +2,7 @@
 
 use crate::blocking::{self, Blocking};
 use crate::reply;
+use portcullis_protocol::limit::Scope;
 use portcullis_protocol::rpc::{RpcError, code};
 use rustix::io::Errno;
 use std::collections::HashMap;
@@ -58,7 +59,8 @@ impl Handles {
             return Err(reply::invalid(format!("file handle `{name}` already exists")));
         }
         if self.open.len() >= BOUND {
-            return Err(reply::invalid(format!("at most {BOUND} file handles may be open per connection")));
+            let text = format!("at most {BOUND} file handles may be open per connection");
+            return Err(reply::limit(text, "file-handles", BOUND, Scope::Connection));
         }
         let slot = Slot { file: Arc::new(SetOnce::new()), dropped: Arc::new(AtomicBool::new(false)) };
         self.open.insert(name.to_owned(), slot.clone());

@@ -8,8 +8,11 @@
 #![forbid(unsafe_code)]
 
 mod answer;
+mod asked;
+mod audit;
 mod blocking;
 mod budget;
+mod caller;
 mod config;
 mod connection;
 mod core;
@@ -18,23 +21,31 @@ mod fs_call;
 mod handles;
 mod handshake;
 mod helper;
+mod http;
+mod ids;
 mod limits;
 mod link;
 mod listen;
+mod metrics;
 mod peer;
 mod policies;
 mod process;
 mod registry;
 mod reply;
+mod scope;
 mod session;
 mod stdio;
+mod watch;
 
+pub use crate::audit::{AuditError, AuditFault, AuditFile, Verified, verify_audit};
 pub use crate::budget::Charge;
+pub use crate::caller::Transport;
 pub use crate::config::{Config, ExecServerRuntimePaths};
 pub use crate::core::{Gateway, Readiness, StartError};
+pub use crate::http::{EgressRule, EgressRuleError};
 pub use crate::limits::{LIMITS, Limit, LimitError, Unit};
 pub use crate::link::{ConnectionEnded, Inlet, Link, LinkEnd, Outgoing};
 pub use crate::listen::{
-    Credential, DEFAULT_LISTEN_URL, ExecServerListenUrlParseError, ListenError, ListenUrl, SecretTooShort, SignedBearer,
-    run_main, serve, token_path,
+    Credential, DEFAULT_LISTEN_URL, ExecServerListenUrlParseError, ListenError, ListenUrl, SecretTooShort, SignError,
+    SignedBearer, Tls, TlsError, run_main, serve, token_path,
 };

@@ -1,7 +1,10 @@
 //! A link: a pair of bounded channels that carry the messages of one client, whatever the transport.
 
 use crate::budget::{Budget, Charge};
+use crate::caller::{Caller, Transport};
+use crate::scope::TokenScope;
 use bytes::Bytes;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 
@@ -31,6 +34,9 @@ pub struct Link {
     pub(crate) doubt: Doubt,
     /// How long its client may take for the handshake; none: as long as it likes.
     pub(crate) handshake: Option<Duration>,
+    pub(crate) caller: Caller,
+    /// What its client's token narrows it to.
+    pub(crate) scope: Option<Arc<TokenScope>>,
     /// What its client's messages are charged to.
     pub(crate) budget: Budget,
 }
@@ -141,9 +147,23 @@ impl Link {
             resumable,
             doubt: Doubt(doubt),
             handshake: None,
+            caller: Caller::default(),
+            scope: None,
         };
         let inlet = Inlet { messages, answered, budget };
         (link, LinkEnd { incoming: inlet, outgoing: from_gateway, doubts })
+    }
+
+    /// The same link, as metrics and logs shall name it: of this transport, from this address if there is such a thing.
+    #[must_use]
+    pub fn over(mut self, transport: Transport, address: impl Into<String>) -> Self {
+        (self.caller.transport, self.caller.address) = (transport, address.into());
+        self
+    }
+
+    /// The same link, of this client.
+    pub(crate) fn of(self, caller: Caller) -> Self {
+        Self { caller, ..self }
     }
 
     /// The same link, over which the client answers [`Outgoing::Ping`] in order. What it was sent is kept until it has

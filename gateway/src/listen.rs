@@ -3,24 +3,35 @@
 mod accept;
 mod carry;
 mod credential;
+mod error;
 mod host;
+mod socket;
+mod tls;
 mod token;
+mod unix;
+mod url;
 
-pub use self::credential::{Credential, SecretTooShort, SignedBearer};
+pub use self::credential::{Credential, SecretTooShort, SignError, SignedBearer};
+pub use self::error::ListenError;
+pub use self::tls::{Tls, TlsError};
 pub(crate) use self::token::token_directory;
 pub use self::token::token_path;
+pub use self::url::{ExecServerListenUrlParseError, ListenUrl};
 
 use self::accept::{FRAME, MESSAGE, Serving, Upgraded};
 use self::carry::carry;
-use self::credential::Guard;
+use self::credential::{Ground, Guard};
+use self::socket::Listener;
 use self::token::TokenFile;
+use crate::caller::{Caller, Transport};
 use crate::config::{Config, ExecServerRuntimePaths};
-use crate::core::{Gateway, StartError};
+use crate::core::Gateway;
 use crate::link::Link;
-use crate::peer::Peers;
+use crate::peer::{Ends, Peers};
 use crate::stdio;
+use portcullis_protocol::path::AbsolutePath;
+use portcullis_sandbox::resolve::Machine;
 use std::io::{self, Write as _};
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
@@ -39,67 +50,6 @@ const STRAGGLERS: Duration = Duration::from_secs(1);
 /// Upgraded sockets on their way to the gateway.
 const UPGRADES: usize = 16;
 
-/// Where to listen.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ListenUrl {
-    /// WebSocket on a literal address; port 0 lets the system choose.
-    WebSocket(SocketAddr),
-    /// Standard input and output.
-    Stdio,
-}
-
-/// Why a text is no listen URL.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ExecServerListenUrlParseError {
-    /// `ws://` with something that is no literal address and port.
-    #[error("invalid websocket --listen URL `{0}`; expected `ws://IP:PORT`")]
-    InvalidWebSocketListenUrl(String),
-    /// Another scheme.
-    #[error("unsupported --listen URL `{0}`; expected `ws://IP:PORT` or `stdio`")]
-    UnsupportedListenUrl(String),
-}
-
-impl std::str::FromStr for ListenUrl {
-    type Err = ExecServerListenUrlParseError;
-
-    fn from_str(url: &str) -> Result<Self, Self::Err> {
-        if matches!(url, "stdio" | "stdio://") {
-            return Ok(Self::Stdio);
-        }
-        match url.strip_prefix("ws://") {
-            Some(address) => address
-                .parse()
-                .map(Self::WebSocket)
-                .map_err(|_| ExecServerListenUrlParseError::InvalidWebSocketListenUrl(url.to_owned())),
-            None => Err(ExecServerListenUrlParseError::UnsupportedListenUrl(url.to_owned())),
-        }
-    }
-}
-
-/// Why a server ends with an error.
-#[derive(Debug, thiserror::Error)]
-pub enum ListenError {
-    /// The URL.
-    #[error(transparent)]
-    Url(#[from] ExecServerListenUrlParseError),
-    /// The address is reachable from other machines, and clients would give no credential.
-    #[error(
-        "listen on {0}: without a credential only loopback addresses are allowed; leave --insecure-no-auth out, or listen on 127.0.0.1 or [::1]"
-    )]
-    NotLoopback(SocketAddr),
-    /// The system said no.
-    #[error("{attempt}: {source}")]
-    Io {
-        /// What was attempted, on what.
-        attempt: String,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// The gateway.
-    #[error(transparent)]
-    Start(#[from] StartError),
-}
-
 /// The main function of a server: listens at `url`, says where on standard output, and serves until SIGINT, SIGTERM or, on
 /// stdio, the end of the input.
 ///
@@ -114,11 +64,14 @@ pub async fn run_main(url: &str, paths: ExecServerRuntimePaths) -> Result<(), Li
 /// # Errors
 /// See [`ListenError`].
 pub async fn serve(url: ListenUrl, config: Config) -> Result<(), ListenError> {
+    if config.tls.is_some() && url.address().is_none() {
+        return Err(ListenError::NoTls(url));
+    }
     let stop = CancellationToken::new();
     let signals = stop_on_signals(stop.clone())?;
     let served = match url {
         ListenUrl::Stdio => serve_stdio(config, &stop).await,
-        ListenUrl::WebSocket(address) => serve_websocket(address, config, &stop).await,
+        url => serve_websocket(url, config, &stop).await,
     };
     signals.abort();
     let _aborted = signals.await;
@@ -152,27 +105,32 @@ async fn serve_stdio(config: Config, stop: &CancellationToken) -> Result<(), Lis
     Ok(())
 }
 
-async fn serve_websocket(address: SocketAddr, config: Config, stop: &CancellationToken) -> Result<(), ListenError> {
-    if !address.ip().is_loopback() && matches!(config.credential, Credential::Insecure) {
-        return Err(ListenError::NotLoopback(address));
+async fn serve_websocket(url: ListenUrl, mut config: Config, stop: &CancellationToken) -> Result<(), ListenError> {
+    let (listener, url) = bind(url, &config).await?;
+    if let ListenUrl::Unix(path) = &url {
+        config.hidden.push(path.clone());
     }
-    let failed = |attempt: &str| {
-        let attempt = format!("{attempt} {address}");
-        move |source| ListenError::Io { attempt, source }
-    };
-    let listener = TcpListener::bind(address).await.map_err(failed("listen on"))?;
-    let local = listener.local_addr().map_err(failed("listen on"))?;
-    let (guard, token_files) = guard(&config, local)?;
+    let (guard, token_files) = guard(&config, &url)?;
     let (connections, hosts) = (config.connections, Arc::from(config.allowed_hosts.clone()));
     let clients_decide = config.ceiling.is_none();
     let gateway = Gateway::start(config).await?;
     let idled = gateway.idled();
-    let peers = gateway.peers(local);
-    warn(local, &guard, clients_decide, &peers);
+    let peers = gateway.peers(url.address());
+    warn(&url, &guard, clients_decide, &peers)?;
     let (upgrades, mut upgraded) = mpsc::channel(UPGRADES);
-    let serving = Serving { upgrades, readiness: gateway.readiness(), peers, guard, hosts, stop: stop.clone() };
+    let serving = Serving {
+        upgrades,
+        readiness: gateway.readiness(),
+        metrics: gateway.counters(),
+        audit: gateway.audit(),
+        peers,
+        guard,
+        hosts,
+        stop: stop.clone(),
+    };
     let accepting = tokio::spawn(accept::run(listener, serving, connections));
-    writeln!(io::stdout(), "ws://{local}").map_err(failed("say on standard output where to reach"))?;
+    let said = writeln!(io::stdout(), "{url}");
+    said.map_err(|source| ListenError::Io { attempt: format!("say on standard output where to reach {url}"), source })?;
     let mut sockets = JoinSet::new();
     loop {
         tokio::select! {
@@ -199,23 +157,58 @@ async fn serve_websocket(address: SocketAddr, config: Config, stop: &Cancellatio
     Ok(())
 }
 
+/// Listens, and answers with the URL by which the listener is reached.
+async fn bind(url: ListenUrl, config: &Config) -> Result<(Listener, ListenUrl), ListenError> {
+    let is_open = matches!(config.credential, Credential::Insecure);
+    match url {
+        ListenUrl::Unix(path) if is_open => Err(ListenError::NothingToOpen(path)),
+        ListenUrl::Unix(path) => {
+            let (listener, file) = unix::bind(&path)?;
+            Ok((Listener::Unix(listener, file), ListenUrl::Unix(path)))
+        }
+        ListenUrl::WebSocketTls(_) if config.tls.is_none() => Err(ListenError::NoCertificate(url)),
+        ListenUrl::WebSocket(address) | ListenUrl::WebSocketTls(address) => {
+            if is_open && !address.ip().is_loopback() {
+                return Err(ListenError::NotLoopback(address));
+            }
+            let failed = |source| ListenError::Io { attempt: format!("listen on {address}"), source };
+            let listener = TcpListener::bind(address).await.map_err(failed)?;
+            let local = listener.local_addr().map_err(failed)?;
+            Ok(match &config.tls {
+                Some(tls) => (Listener::Tls(listener, tls.acceptor()), ListenUrl::WebSocketTls(local)),
+                None => (Listener::Tcp(listener), ListenUrl::WebSocket(local)),
+            })
+        }
+        ListenUrl::Stdio => Err(ExecServerListenUrlParseError::UnsupportedListenUrl(url.to_string()).into()),
+    }
+}
+
 /// Gives an upgraded socket to the gateway.
 async fn begin(one: Upgraded, gateway: &Gateway, sockets: &mut JoinSet<()>) {
-    let Upgraded { socket, peer, place } = one;
-    let (link, end) = Link::pair(format!("websocket JSON-RPC message from exec-server websocket {peer}"), true);
+    let Upgraded { socket, ends, admitted, place } = one;
+    let (link, end) = Link::pair(format!("websocket JSON-RPC message from exec-server websocket {ends}"), true);
+    let transport = match &ends {
+        Ends::Tcp { .. } => Transport::WebSocket,
+        Ends::Unix { .. } => Transport::Unix,
+    };
+    let link = link.of(Caller { transport, address: ends.to_string(), who: admitted.who });
     sockets.spawn(async move {
         carry(socket, end).await;
         drop(place);
     });
-    gateway.accept(Link { handshake: Some(HANDSHAKE), ..link.answering_pings() }).await;
+    gateway.accept(Link { handshake: Some(HANDSHAKE), scope: admitted.scope, ..link.answering_pings() }).await;
 }
 
 /// What clients have to show, and the files that say so to those who belong. The files go when they are dropped.
-fn guard(config: &Config, local: SocketAddr) -> Result<(Guard, Vec<TokenFile>), ListenError> {
+fn guard(config: &Config, url: &ListenUrl) -> Result<(Guard, Vec<TokenFile>), ListenError> {
     let file = match &config.credential {
         Credential::Insecure => return Ok((Guard::Open, Vec::new())),
+        // The kernel or a certificate says who it is. A token is asked for only where the operator says so.
+        Credential::Generated { file: None } if url.address().is_none() || config.tls.as_ref().is_some_and(Tls::asks_clients) => {
+            return Ok((Guard::Known, Vec::new()));
+        }
         Credential::Capability(digest) => return Ok((Guard::Token(*digest, None), Vec::new())),
-        Credential::SignedBearer(rules) => return Ok((Guard::Signed(rules.clone()), Vec::new())),
+        Credential::SignedBearer(rules) => return Ok((Guard::Signed(rules.clone(), ground(config)), Vec::new())),
         Credential::Generated { file } => file,
     };
     let token = token::make().map_err(|source| ListenError::Io { attempt: "make a token".to_owned(), source })?;
@@ -225,7 +218,8 @@ fn guard(config: &Config, local: SocketAddr) -> Result<(Guard, Vec<TokenFile>), 
         files.push(TokenFile::write(path.clone(), &token).map_err(failed)?);
     }
     // For clients of this user on this machine. That it cannot be written is no reason to serve nobody.
-    let found = config.token_directory().map(|directory| token::in_directory(&directory, local));
+    let found = config.token_directory().zip(url.address());
+    let found = found.map(|(directory, address)| token::in_directory(&directory, address));
     match found.map(|path| TokenFile::write_in_directory(path, &token)) {
         Some(Ok(file)) => files.push(file),
         Some(Err(error)) => tracing::warn!("clients of this user do not find the token by themselves: {error}"),
@@ -242,42 +236,33 @@ fn guard(config: &Config, local: SocketAddr) -> Result<(Guard, Vec<TokenFile>), 
     Ok((Guard::Token(credential::digest_of(&token), Some(hint)), files))
 }
 
+/// Where the policies of tokens are to hold: on this machine, with the home of the server's user.
+fn ground(config: &Config) -> Ground {
+    let home = config.variable("HOME").and_then(|home| AbsolutePath::new(home).ok());
+    Ground { machine: Machine::here(config.variable("TMPDIR")), home }
+}
+
 /// Says what the operator should know of who may ask for what.
-fn warn(local: SocketAddr, guard: &Guard, clients_decide: bool, peers: &Peers) {
+fn warn(url: &ListenUrl, guard: &Guard, clients_decide: bool, peers: &Peers) -> Result<(), ListenError> {
     match (guard, clients_decide) {
         (Guard::Open, true) => tracing::warn!(
-            "no operator's policy is set and clients give no credential: every program of this machine that reaches ws://{local} says itself what its requests may touch"
+            "no operator's policy is set and clients give no credential: every program of this machine that reaches {url} says itself what its requests may touch"
         ),
         (Guard::Open, false) => tracing::warn!(
-            "clients give no credential: within the operator's policy, every program of this machine that reaches ws://{local} says itself what its requests may touch"
+            "clients give no credential: within the operator's policy, every program of this machine that reaches {url} says itself what its requests may touch"
         ),
         (_, true) => tracing::warn!("no operator's policy is set: clients themselves say what their requests may touch"),
         (_, false) => {}
     }
-    if let Err(reason) = peers.can_be_told() {
-        tracing::warn!(
-            "whose connection is whose cannot be told on this machine ({reason}): once a confined process with network was started, no new connection from this machine is served; offer sock_diag (CONFIG_INET_DIAG) and /proc to the gateway"
-        );
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn listen_urls() {
-        let parse = |url: &str| url.parse::<ListenUrl>();
-        assert_eq!(parse(DEFAULT_LISTEN_URL), Ok(ListenUrl::WebSocket(SocketAddr::from(([127, 0, 0, 1], 0)))));
-        assert_eq!(parse("ws://[::1]:9"), Ok(ListenUrl::WebSocket("[::1]:9".parse().unwrap())));
-        assert_eq!(parse("stdio"), Ok(ListenUrl::Stdio));
-        assert_eq!(parse("stdio://"), Ok(ListenUrl::Stdio));
-        for (url, expect) in [
-            ("ws://localhost:1", "invalid websocket --listen URL `ws://localhost:1`; expected `ws://IP:PORT`"),
-            ("ws://127.0.0.1:1/x", "invalid websocket --listen URL `ws://127.0.0.1:1/x`; expected `ws://IP:PORT`"),
-            ("http://127.0.0.1:1", "unsupported --listen URL `http://127.0.0.1:1`; expected `ws://IP:PORT` or `stdio`"),
-        ] {
-            assert_eq!(parse(url).unwrap_err().to_string(), expect);
+    match (peers.can_be_told(), url) {
+        (Ok(()), _) => Ok(()),
+        // Here it is the credential itself: nobody at all could be served.
+        (Err(reason), ListenUrl::Unix(path)) => Err(ListenError::Untold { path: path.clone(), reason }),
+        (Err(reason), _) => {
+            tracing::warn!(
+                "whose connection is whose cannot be told on this machine ({reason}): once a confined process with network was started, no new connection from this machine is served; offer sock_diag (CONFIG_INET_DIAG) and /proc to the gateway"
+            );
+            Ok(())
         }
     }
 }

@@ -4,14 +4,16 @@
 //! anything without a sandbox. So once such a process was started, the kernel is asked whose socket the other end of a
 //! connection is, and only that of a process outside of the gateway's own descendants is served. Whatever cannot be told is
 //! refused: a socket that nobody holds any more, one on its way between two processes, one whose holder cannot be looked at.
-//! Only what comes from an address that is not of this machine is nobody's here.
+//! Only what comes from an address that is not of this machine is nobody's here. Over a unix socket it is asked of everybody.
 
 mod diag;
 mod holder;
+mod unix;
 
 use self::diag::Socket;
 use crate::blocking::Blocking;
 use crate::helper::spawner::Spawner;
+use std::fmt;
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
@@ -20,11 +22,31 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Tells those who may be served from the gateway's own descendants. Clones share everything.
 #[derive(Debug, Clone)]
 pub(crate) struct Peers {
-    listener: SocketAddr,
+    /// None: a unix socket.
+    listener: Option<SocketAddr>,
     spawner: Spawner,
     /// Its few threads are also the bound of what many connections at once can cost.
     blocking: Blocking,
     has_warned: Arc<AtomicBool>,
+}
+
+/// The ends of a connection, as the accepted socket tells of them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Ends {
+    /// Their addresses: of the accepted socket's own one, since that of a listener may be a wildcard.
+    Tcp { peer: SocketAddr, local: SocketAddr },
+    /// The accepted socket's number in the kernel, and who called `connect(2)`; no process if it is of another pid namespace.
+    Unix { inode: u64, uid: u32, pid: Option<u32> },
+}
+
+impl fmt::Display for Ends {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp { peer, .. } => peer.fmt(f),
+            Self::Unix { uid, pid: Some(pid), .. } => write!(f, "of process {pid} of user {uid}"),
+            Self::Unix { uid, pid: None, .. } => write!(f, "of user {uid}"),
+        }
+    }
 }
 
 /// Why a connection is not served.
@@ -35,6 +57,16 @@ pub(crate) enum PeerError {
         "refused: this connection comes from process {0}, which this gateway started itself, and processes confined by it must not ask it for more; connect from a process that the gateway did not start"
     )]
     Descendant(u32),
+    /// It is somebody else's.
+    #[error(
+        "refused: this connection comes from user {caller}, and this socket serves user {own} and root only; connect as one of them"
+    )]
+    Stranger { caller: u32, own: u32 },
+    /// It may be from inside a unix socket's server.
+    #[error(
+        "refused: whose connection this is cannot be told ({0}), and processes that this gateway started must not connect to it; connect from a process of the server's own network and pid namespace whose /proc/PID/fd the server can read"
+    )]
+    Nobody(String),
     /// It may be.
     #[error(
         "refused: whose connection this is cannot be told ({0}), and a confined process with network was started by this gateway, which must not connect to it; connect from a process whose /proc/PID/fd the gateway can read, or as another user"
@@ -43,31 +75,36 @@ pub(crate) enum PeerError {
 }
 
 impl Peers {
-    /// For connections to a listener on this address, which may stand for every address of this machine.
-    pub(crate) fn new(listener: SocketAddr, spawner: Spawner) -> Self {
+    /// For connections to a listener on this address, which may stand for every address of this machine; none: to a unix socket.
+    pub(crate) fn new(listener: Option<SocketAddr>, spawner: Spawner) -> Self {
         Self { listener, spawner, blocking: Blocking::new(), has_warned: Arc::default() }
     }
 
     /// Whether the kernel answers such questions here, by one about the listener itself. Blocks for a moment.
     pub(crate) fn can_be_told(&self) -> Result<(), String> {
-        let nobody = SocketAddr::new(if self.listener.is_ipv4() { [0; 4].into() } else { [0_u16; 8].into() }, 0);
+        let Some(listener) = self.listener else { return unix::can_be_told() };
+        let nobody = SocketAddr::new(if listener.is_ipv4() { [0; 4].into() } else { [0_u16; 8].into() }, 0);
         let is_listener = |socket: &Socket| socket.state == diag::LISTEN && socket.inode != 0;
-        match diag::socket(self.listener, nobody) {
+        match diag::socket(listener, nobody) {
             Ok(Some(socket)) if is_listener(&socket) => holder::look().map_err(|error| format!("/proc: {error}")),
             Ok(_other) => Err("sock_diag does not know the gateway's own listener".to_owned()),
             Err(error) => Err(format!("sock_diag: {error}")),
         }
     }
 
-    /// Whether a connection may be served, by the addresses of its two ends: of the accepted socket's own one, since that of a
-    /// listener may be a wildcard. Where no confined process with network was ever started this is one read.
-    pub(crate) async fn admit(&self, peer: SocketAddr, local: SocketAddr) -> Result<(), PeerError> {
-        if !self.spawner.has_dialers() {
+    /// Whether a connection may be served. Over TCP, where no confined process with network was ever started, this is one read;
+    /// over a unix socket, where being of the right user is the credential, everybody is asked about.
+    pub(crate) async fn admit(&self, ends: &Ends) -> Result<(), PeerError> {
+        if matches!(ends, Ends::Tcp { .. }) && !self.spawner.has_dialers() {
             return Ok(());
         }
         let spawner = self.spawner.pid();
-        let told = self.blocking.run(move || tell(peer, local, spawner)).await;
-        let told = told.unwrap_or_else(|lost| Err(PeerError::Unknown(lost.to_string())));
+        let asked = ends.clone();
+        let told = self.blocking.run(move || match asked {
+            Ends::Tcp { peer, local } => tell(peer, local, spawner),
+            Ends::Unix { inode, uid, pid } => unix::tell(inode, uid, pid, spawner),
+        });
+        let told = told.await.unwrap_or_else(|lost| Err(PeerError::Unknown(lost.to_string())));
         // After the question: descendants of a spawner that died are nobody's that could be named.
         let told = told.and_then(|()| match self.spawner.is_alive() {
             true => Ok(()),
@@ -76,9 +113,9 @@ impl Peers {
         if let Err(error) = &told {
             // Once: who is refused may try without end, and shall not fill the log.
             if self.has_warned.swap(true, Ordering::Relaxed) {
-                tracing::debug!(%peer, "{error}");
+                tracing::debug!(%ends, "{error}");
             } else {
-                tracing::warn!(%peer, "{error} (more of these are logged as debug only)");
+                tracing::warn!(%ends, "{error} (more of these are logged as debug only)");
             }
         }
         told
@@ -195,13 +232,14 @@ mod tests {
         let mut tasks = tokio::task::JoinSet::new();
         let (spawner, _sender, _receiver) = crate::helper::spawner::fake::scripted(&mut tasks);
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let peers = Peers::new(listener.local_addr().unwrap(), spawner);
+        let peers = Peers::new(listener.local_addr().ok(), spawner);
         assert_eq!(peers.can_be_told(), Ok(()));
         // Nothing confined was started: nobody is asked about, not even about who cannot be there.
-        peers.admit("127.0.0.1:1".parse().unwrap(), listener.local_addr().unwrap()).await.unwrap();
+        let ends = Ends::Tcp { peer: "127.0.0.1:1".parse().unwrap(), local: listener.local_addr().unwrap() };
+        peers.admit(&ends).await.unwrap();
         for wildcard in ["0.0.0.0:0", "[::]:0"] {
             let listener = TcpListener::bind(wildcard).unwrap();
-            let peers = Peers { listener: listener.local_addr().unwrap(), ..peers.clone() };
+            let peers = Peers { listener: listener.local_addr().ok(), ..peers.clone() };
             assert_eq!(peers.can_be_told(), Ok(()), "{wildcard}");
         }
     }

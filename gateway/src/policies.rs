@@ -5,7 +5,7 @@
 use portcullis_protocol::path::AbsolutePath;
 use portcullis_protocol::rpc::{RpcError, code};
 use portcullis_protocol::sandbox::Sandbox;
-use portcullis_sandbox::policy::{Policy, PolicyHash};
+use portcullis_sandbox::policy::{Policy, PolicyError, PolicyHash};
 use portcullis_sandbox::resolve::{self, Machine};
 use serde_json::value::RawValue;
 use std::collections::HashMap;
@@ -50,6 +50,16 @@ impl Ceiling {
         ceiling.for_files = policy.clone().map(|policy| Named::new(ceiling.without_tokens(policy)));
         ceiling.policy = policy.map(Named::new);
         ceiling
+    }
+
+    /// The same for a client whose token allows this much and no more: what both allow.
+    pub(crate) fn within(&self, token: Option<&Policy>) -> Result<Self, PolicyError> {
+        let Some(token) = token else { return Ok(self.clone()) };
+        let both = match &self.policy {
+            Some(operator) => token.clone().bounded_by(&operator.policy)?,
+            None => token.clone(),
+        };
+        Ok(Self::new(Some(both), Arc::clone(&self.tokens)))
     }
 
     /// What is confined must not find what opens the gateway's own listener, for itself or for somebody else: who holds a token
@@ -123,8 +133,12 @@ fn text(sandbox: Option<&RawValue>) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use portcullis_sandbox::compiled::{Compiled, Resolved, Verdict};
     use portcullis_sandbox::file;
     use portcullis_sandbox::policy::{Access, Files, Network};
+    use proptest::prelude::*;
+    use serde_json::json;
+    use std::path::Path;
 
     fn policies(ceiling: Option<&str>) -> Policies {
         let resolved = ceiling.map(|name| {
@@ -203,6 +217,68 @@ mod tests {
             {"path":{"type":"special","value":{"kind":"root"}},"access":"write"}]}},"windowsSandboxLevel":"disabled"}"#;
         for named in both(&mut policies(Some("read-only")), Some(unrestricted)) {
             assert!(named.unwrap().policy.files != Files::Unrestricted);
+        }
+    }
+
+    /// A restricted policy of few paths, as it is written on the wire.
+    fn any_sandbox() -> impl Strategy<Value = String> {
+        let access = prop::sample::select(vec!["read", "write", "deny"]);
+        let entry = (prop::sample::select(vec!["/", "/a", "/a/b", "/a/b/c", "/d", "/a/.git"]), access);
+        let managed = (prop::collection::vec(entry, 0..5), any::<bool>()).prop_map(|(entries, network)| {
+            let entries: Vec<_> = entries
+                .iter()
+                .map(|(path, access)| json!({"path": {"type": "path", "path": format!("file://{path}")}, "access": access}))
+                .collect();
+            let network = if network { "enabled" } else { "restricted" };
+            let files = json!({"type": "restricted", "entries": entries});
+            json!({"windowsSandboxLevel": "disabled", "cwd": "file:///a",
+                "permissions": {"type": "managed", "network": network, "file_system": files}})
+            .to_string()
+        });
+        let plain = prop::sample::select(vec![
+            r#"{"type":"read-only"}"#,
+            r#"{"type":"workspace-write","cwd":"/a"}"#,
+            r#"{"type":"danger-full-access"}"#,
+            "null",
+        ]);
+        prop_oneof![3 => managed, 1 => plain.prop_map(str::to_owned)]
+    }
+
+    fn policy_of(text: &str) -> Option<Policy> {
+        let sandbox = (text != "null").then(|| Sandbox::parse(text).unwrap())?;
+        resolve::resolve(&sandbox, None, &Machine::default()).unwrap()
+    }
+
+    /// How much a policy allows of a path; everything if there is none.
+    fn allows(policy: Option<&Policy>, path: &str) -> u8 {
+        let Some(policy) = policy else { return 3 };
+        match Compiled::new(policy, Resolved::same).unwrap().verdict(Path::new(path)) {
+            Verdict::Write => 3,
+            Verdict::Read | Verdict::Protected => 2,
+            Verdict::Unlisted => 1,
+            Verdict::Denied => 0,
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_is_asked_a_token_gives_no_more_than_it_says_and_the_operator_allows(
+            token in any_sandbox(), operator in any_sandbox(), asked in any_sandbox(),
+        ) {
+            let (token, operator) = (policy_of(&token), policy_of(&operator));
+            let ceiling = Ceiling::new(operator.clone(), Arc::new([])).within(token.as_ref()).unwrap();
+            let mut policies = Policies::new(Machine::default(), ceiling);
+            let own = policy_of(&asked);
+            for named in both(&mut policies, Some(&asked)) {
+                let got = named.map(|named| Policy::clone(&named.policy));
+                for path in ["/", "/a", "/a/x", "/a/b", "/a/b/x", "/a/b/c/x", "/d/x", "/e", "/a/.git/x", "/a/b/.git"] {
+                    let least = [&token, &operator, &own].map(|policy| allows(policy.as_ref(), path)).into_iter().min();
+                    prop_assert_eq!(Some(allows(got.as_ref(), path)), least, "{}", path);
+                }
+                let network = |policy: Option<&Policy>| policy.is_none_or(|policy| policy.network == Network::Enabled);
+                let all = [&token, &operator, &own].into_iter().all(|policy| network(policy.as_ref()));
+                prop_assert_eq!(network(got.as_ref()), all);
+            }
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The gateway on standard input and output: one message a line, one session, which ends with the input.
 
+use crate::caller::Transport;
 use crate::link::{Link, LinkEnd, Outgoing};
 use bytes::Bytes;
 use tokio::io::{AsyncBufRead, AsyncBufReadExt as _, AsyncRead, AsyncWrite, AsyncWriteExt as _, BufReader};
@@ -14,7 +15,7 @@ where
     W: AsyncWrite + Unpin,
 {
     let (link, end) = Link::pair("JSON-RPC message from exec-server stdio", false);
-    (link, carry(end, input, output))
+    (link.over(Transport::Stdio, ""), carry(end, input, output))
 }
 
 async fn carry<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(end: LinkEnd, input: R, mut output: W) {

@@ -57,7 +57,12 @@ pub(crate) enum ReceiveError {
 
 impl Inlet {
     pub(crate) fn new() -> Self {
-        Self { deframer: Deframer::default(), descriptors: VecDeque::new(), buffer: vec![0; READ] }
+        Self::reading(READ)
+    }
+
+    /// One that asks the socket for so many bytes at once.
+    pub(crate) fn reading(bytes: usize) -> Self {
+        Self { deframer: Deframer::default(), descriptors: VecDeque::new(), buffer: vec![0; bytes] }
     }
 
     /// The next frame.

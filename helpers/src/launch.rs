@@ -1,10 +1,11 @@
-//! The launcher: a forked, single-threaded child on its way from the spawner to a client's program.
+//! The launcher: a forked, single-threaded child on its way from the spawner and a keeper to a client's program.
 //!
 //! It never runs the client's command before it is confined, and does not even decode it: program, arguments, environment
 //! and working directory are looked at by a process that can do no more than the program itself.
 
 use crate::dispatch::complain;
 use crate::frames::send_all;
+use crate::limit::Limits;
 use crate::sys;
 use portcullis_protocol::denial::{Denial, Layer, SuggestedEntry, Wanted};
 use portcullis_protocol::helper::{
@@ -45,6 +46,7 @@ pub(crate) struct Order {
     pub(crate) command: Bytes,
     /// The policy restricts files, so that it gets a view of its own where there can be one.
     pub(crate) own_view: bool,
+    pub(crate) limits: Limits,
     /// Standard input, output and error; with a tty the one terminal.
     pub(crate) descriptors: Vec<OwnedFd>,
 }
@@ -58,10 +60,10 @@ pub(crate) enum Report {
     Failed(StepFailed),
 }
 
-/// Confines itself and executes the command, in a forked child.
-pub(crate) fn process(order: Order, result: &OwnedFd, spawner: Pid) -> ! {
+/// Confines itself and executes the command, in a child of its keeper.
+pub(crate) fn process(order: Order, result: &OwnedFd, keeper: Pid) -> ! {
     // A panic must not unwind into the spawner's frames, of which this child has a copy.
-    let ended = catch_unwind(AssertUnwindSafe(|| steps(order, result.as_fd(), spawner)));
+    let ended = catch_unwind(AssertUnwindSafe(|| steps(order, result.as_fd(), keeper)));
     let failure = match ended {
         Ok(Err(failure)) => failure,
         Err(_panic) => failed(Step::Frame, "start: the launcher panicked", None),
@@ -73,15 +75,17 @@ pub(crate) fn process(order: Order, result: &OwnedFd, spawner: Pid) -> ! {
 /// No value, for a way that ends in `execve` or in a failure.
 enum Never {}
 
-fn steps(order: Order, result: BorrowedFd<'_>, spawner: Pid) -> Result<Never, StepFailed> {
+fn steps(order: Order, result: BorrowedFd<'_>, keeper: Pid) -> Result<Never, StepFailed> {
     // From here on the numbers of the received descriptors are reused; their owners must not close them again.
     let descriptors: Vec<RawFd> = order.descriptors.into_iter().map(std::os::fd::IntoRawFd::into_raw_fd).collect();
 
-    // Die with the spawner. It has one thread, so this cannot fire because some thread of it ended.
-    rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).map_err(machine("tie the process to its spawner"))?;
-    if rustix::process::getppid() != Some(spawner) {
-        return Err(failed(Step::Machine, "start: the spawner is gone", Some(Errno::SRCH)));
+    // Die with the keeper. It has one thread, so this cannot fire because some thread of it ended.
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).map_err(machine("tie the process to its keeper"))?;
+    if rustix::process::getppid() != Some(keeper) {
+        return Err(failed(Step::Machine, "start: the keeper is gone", Some(Errno::SRCH)));
     }
+
+    order.limits.enter_groups()?;
 
     // Standard descriptors, and nothing else but the result pipe, which closes at execve.
     place_standard(&descriptors, order.tty)?;
@@ -95,12 +99,13 @@ fn steps(order: Order, result: BorrowedFd<'_>, spawner: Pid) -> Result<Never, St
     let (enforced, rules) = confined.map_or((Enforced::default(), None), |(enforced, rules)| (enforced, Some(rules)));
 
     // Only now the client's words.
-    execute(&order.command, enforced, rules.as_ref(), result)
+    execute(&order.command, &order.limits, enforced, rules.as_ref(), result)
 }
 
 /// What a launcher inside a sandbox has to go on with.
 pub(crate) struct Inside<'a> {
     pub(crate) command: &'a Bytes,
+    pub(crate) limits: &'a Limits,
     pub(crate) policy: &'a Policy,
     pub(crate) roots: &'a Roots,
     pub(crate) own: &'a Own,
@@ -122,6 +127,7 @@ pub(crate) fn inside(inside: &Inside<'_>) -> ! {
 }
 
 fn steps_inside(inside: &Inside<'_>) -> Result<Never, StepFailed> {
+    inside.limits.enter_groups()?;
     begin_session(inside.choices.tty)?;
     let rules = tables(inside.policy, inside.roots)?;
     let mut enforced = enforce::process(inside.policy, inside.roots, &rules, Some(inside.own), inside.choices)?;
@@ -133,7 +139,7 @@ fn steps_inside(inside: &Inside<'_>) -> Result<Never, StepFailed> {
         sent.map_err(machine("hand the descriptor for what is told to init"))?;
         enforced.observed = true;
     }
-    execute(inside.command, enforced, Some(&rules), inside.result)
+    execute(inside.command, inside.limits, enforced, Some(&rules), inside.result)
 }
 
 /// A session and a process group of its own; no signal is blocked or ignored in a program that a shell would start.
@@ -149,7 +155,13 @@ fn begin_session(tty: bool) -> Result<(), StepFailed> {
 }
 
 /// Decodes the client's command and executes it.
-fn execute(command: &Bytes, enforced: Enforced, rules: Option<&Compiled>, result: BorrowedFd<'_>) -> Result<Never, StepFailed> {
+fn execute(
+    command: &Bytes,
+    limits: &Limits,
+    enforced: Enforced,
+    rules: Option<&Compiled>,
+    result: BorrowedFd<'_>,
+) -> Result<Never, StepFailed> {
     let command: Command =
         decode(&command.0).map_err(|error| failed(Step::Frame, &format!("decode the command: {error}"), None))?;
     let program = Program::new(&command)?;
@@ -158,6 +170,7 @@ fn execute(command: &Bytes, enforced: Enforced, rules: Option<&Compiled>, result
         let denial = rules.and_then(|rules| denial(rules, command.cwd.as_path()));
         StepFailed { denial, ..failed(Step::Execute, &attempt, Some(errno)) }
     })?;
+    limits.bound_process()?;
     report(result, &Report::AboutToExec(enforced));
     let failure = program.execute();
     let name = Path::new(OsStr::from_bytes(&program.name));

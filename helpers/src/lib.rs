@@ -7,24 +7,29 @@
 //!
 //! * the **spawner**, one single-threaded process, parent and subreaper of everything that is started. Its socket to the
 //!   gateway is its lifeline: when it closes, everything below the spawner is killed. For each process it forks a
-//!   **launcher**, which confines itself, and only then decodes the client's command and executes it;
+//!   **keeper**, which in a sandbox is its init, and that a **launcher**, which confines itself, and only then decodes the
+//!   client's command and executes it. The keeper stays until nothing is left of what came of the process;
 //! * a **worker**, which carries out `fs/*` requests. It is confined before it reads the first one, and judges every path
 //!   by the policy before it touches it; the kernel is the backstop.
 #![deny(unsafe_code)]
 
+mod cgroup;
 mod children;
 mod cover;
 mod dispatch;
 mod frames;
 mod fs;
 mod init;
+mod keeper;
 mod launch;
+mod limit;
 mod pending;
 mod probe;
 mod spawner;
 mod sys;
 mod tether;
 mod told;
+mod tree;
 mod worker;
 
 pub use dispatch::dispatch;

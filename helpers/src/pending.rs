@@ -2,6 +2,7 @@
 
 use crate::launch::{Report, failed};
 use portcullis_protocol::helper::{Deframer, Enforced, Step, StepFailed, decode};
+use portcullis_protocol::limit::{LimitInForce, TreeEnd};
 use rustix::io::Errno;
 use rustix::process::Pid;
 use std::os::fd::OwnedFd;
@@ -14,14 +15,17 @@ pub(crate) struct Launch {
     pub(crate) pipe: OwnedFd,
     reports: Deframer,
     pub(crate) enforced: Option<Enforced>,
+    /// The limits that hold it.
+    pub(crate) limits: Vec<LimitInForce>,
+    pub(crate) tree: TreeEnd,
     pub(crate) failure: Option<StepFailed>,
     /// Nothing more comes from the pipe.
     pub(crate) ended: bool,
 }
 
 impl Launch {
-    pub(crate) fn new(id: u64, pid: Pid, pipe: OwnedFd) -> Self {
-        Self { id, pid, pipe, reports: Deframer::default(), enforced: None, failure: None, ended: false }
+    pub(crate) fn new(id: u64, pid: Pid, pipe: OwnedFd, limits: Vec<LimitInForce>, tree: TreeEnd) -> Self {
+        Self { id, pid, pipe, reports: Deframer::default(), enforced: None, limits, tree, failure: None, ended: false }
     }
 
     /// Takes what the launcher has reported so far.

@@ -6,19 +6,22 @@
 
 mod start;
 
-use crate::children::{Children, Name, describe, kill_all};
+use crate::cgroup::Groups;
+use crate::children::{Children, Name, describe};
 use crate::dispatch::{clear_standard, complain};
 use crate::frames::{Inlet, ReceiveError, Received, Wait, send};
 use crate::launch::{Order, failed};
+use crate::limit::Limits;
 use crate::pending::Launch;
 use crate::probe;
 use crate::sys;
 use crate::tether::{self, Leftovers, Outcome, Tether};
+use crate::tree;
 use portcullis_protocol::helper::{BUILD, ExitStatus, Frame, NamespaceLayer, SpawnerEvent, SpawnerRequest, Step, decode, encode};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, getpid};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::ffi::CString;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -43,11 +46,12 @@ pub(crate) fn run(socket: OwnedFd) -> ExitCode {
     if let Err(End::Failed(reason)) = spawner.serve() {
         complain(format_args!("{reason}; ending everything that was started"));
     }
-    kill_all(&spawner.children);
+    tree::end_all(&spawner.children.all(), |_, _| ());
     for tether in spawner.tethers.into_values() {
         let (_nobody_to_tell, left) = tether.finish(ExitStatus::Signal(libc::SIGKILL));
         tether::remove(&left.points);
     }
+    spawner.groups.iter_mut().for_each(Groups::remove);
     // Those that were about it were killed with the rest.
     spawner.removals.values().for_each(|removal| tether::remove(&removal.points));
     ExitCode::SUCCESS
@@ -71,13 +75,15 @@ struct Spawner {
     signals: OwnedFd,
     children: Children,
     launches: Vec<Launch>,
-    /// By the process id of the init.
+    /// By the process id of the keeper.
     tethers: HashMap<Pid, Tether>,
     /// What children are removing, by their process ids.
     removals: HashMap<Pid, Removal>,
     me: Pid,
     /// Tried at the start.
     namespaces: NamespaceLayer,
+    /// Found with the first word of the gateway, which says what sessions may use.
+    groups: Option<Groups>,
     /// `argv[0]` of the workers: what this process was called.
     program: CString,
 }
@@ -107,6 +113,7 @@ impl Spawner {
             removals: HashMap::new(),
             me: getpid(),
             namespaces: probe::namespaces(),
+            groups: None,
             program: CString::new(program.as_bytes()).unwrap_or_default(),
         })
     }
@@ -171,7 +178,7 @@ impl Spawner {
 
     fn carry_out(&mut self, frame: &Frame, descriptors: Vec<OwnedFd>) -> Result<(), End> {
         let request = decode(&frame.body).map_err(|error| End::Failed(error.to_string()))?;
-        if let SpawnerRequest::Hello { build } = &request {
+        if let SpawnerRequest::Hello { build, .. } = &request {
             self.greeted = build == BUILD;
         }
         if !self.greeted {
@@ -180,17 +187,23 @@ impl Spawner {
             return Err(End::Failed("the gateway is of another build".to_owned()));
         }
         match request {
-            SpawnerRequest::Hello { .. } => self.tell(&SpawnerEvent::Ready { namespaces: self.namespaces.clone() }),
+            SpawnerRequest::Hello { session_limits, .. } => {
+                let groups = self.groups.get_or_insert_with(|| Groups::find(session_limits));
+                let cgroups = groups.layer();
+                self.tell(&SpawnerEvent::Ready { namespaces: self.namespaces.clone(), cgroups });
+            }
             SpawnerRequest::Worker { id } => self.start_worker(id, &descriptors),
-            SpawnerRequest::Start { id, session, tty, policy, own_view, allow_unprotected, command } => {
-                self.start(id, Order { session, tty, policy, own_view, allow_unprotected, command, descriptors });
+            SpawnerRequest::Start { id, session, tty, policy, own_view, allow_unprotected, limits: asked, command } => {
+                let limits = Limits::default();
+                let order = Order { session, tty, policy, own_view, allow_unprotected, limits, command, descriptors };
+                self.start(id, order, &asked);
             }
             SpawnerRequest::Signal { id, signal } => self.signal(id, signal),
             SpawnerRequest::EndSession { session } => {
-                for (pid, _) in self.tethers.iter().filter(|(_, tether)| tether.session == session) {
-                    // Not reaped while it has its tether, so the number is its own.
-                    let _ended = sys::kill(*pid, libc::SIGKILL, false);
-                }
+                // None is reaped while it has its tether, so the numbers are their own.
+                let tethers = self.tethers.iter().filter(|(_, tether)| tether.session == session);
+                tethers.for_each(|(pid, tether)| tether.end(*pid));
+                self.groups.iter_mut().for_each(|groups| groups.end_session(&session));
             }
             SpawnerRequest::KillWorker { id } => {
                 if let Some(pid) = self.children.pid(Name::Worker(id)) {
@@ -202,7 +215,7 @@ impl Spawner {
         Ok(())
     }
 
-    /// Takes what the init of a sandbox says, and passes on how its program ended.
+    /// Takes what a keeper says, and passes on how its program ended.
     fn listen(&mut self, pid: Pid) {
         let Some(tether) = self.tethers.get_mut(&pid) else { return };
         tether.read();
@@ -219,28 +232,13 @@ impl Spawner {
         }
     }
 
-    fn signal(&mut self, id: u64, signal: i32) {
-        let Some(pid) = self.children.pid(Name::Process(id)) else {
-            if let Some(group) = self.children.leaderless_group(id) {
-                let _ended = sys::kill(group, signal, true);
-            }
-            return;
-        };
-        if let Some(tether) = self.tethers.get(&pid) {
-            // With init the kernel ends everything in the sandbox; other signals are for the program's group.
-            if signal == libc::SIGKILL {
-                let _ended = sys::kill(pid, signal, false);
-            } else {
-                tether.signal(signal);
-            }
-            return;
-        }
+    fn signal(&self, id: u64, signal: i32) {
+        let keeper = self.children.pid(Name::Process(id));
+        let Some((pid, tether)) = keeper.and_then(|pid| Some((pid, self.tethers.get(&pid)?))) else { return };
         if signal == libc::SIGKILL {
-            self.children.mark_killed(pid);
-        }
-        // A launcher that has not begun its session yet has no group; the number is still its own, for it is not reaped.
-        if sys::kill(pid, signal, true).is_err() {
-            let _ended = sys::kill(pid, signal, false);
+            tether.end(pid);
+        } else {
+            tether.signal(signal);
         }
     }
 
@@ -261,7 +259,10 @@ impl Spawner {
     fn conclude(&mut self, launch: Launch, status: Option<ExitStatus>) {
         let id = launch.id;
         let (event, started) = match (launch.failure, launch.enforced) {
-            (None, Some(enforced)) => (SpawnerEvent::Started { id, pid: launch.pid.as_raw_nonzero().get(), enforced }, true),
+            (None, Some(enforced)) => {
+                let (limits, tree) = (launch.limits, launch.tree);
+                (SpawnerEvent::Started { id, pid: launch.pid.as_raw_nonzero().get(), enforced, limits, tree }, true)
+            }
             (Some(failure), _) => (SpawnerEvent::StartFailed { id, failure }, false),
             (None, None) => {
                 let how = status.map_or_else(|| "nothing known of it".to_owned(), describe);
@@ -272,7 +273,7 @@ impl Spawner {
         self.tell(&event);
         if !started {
             // What remains of it is a launcher about to exit; nobody shall hear of that.
-            self.children.disown(launch.pid);
+            self.children.remove(launch.pid);
         }
     }
 
@@ -299,18 +300,21 @@ impl Spawner {
         }
         self.listen(pid);
         let name = self.children.name(pid);
-        if self.children.was_killed(pid) {
-            // Members that were born while the first signal was on its way. The zombie still holds the number.
-            let _alone = sys::kill(pid, libc::SIGKILL, true);
-        }
         sys::reap(pid);
-        if let Some(Removal { then: Some((id, outcome)), .. }) = self.removals.remove(&pid) {
+        let removal = self.removals.remove(&pid);
+        let tether = self.tethers.remove(&pid);
+        let is_stranger = name.is_none() && removal.is_none() && tether.is_none();
+        let has_left_others = is_stranger || tether.as_ref().is_some_and(|tether| tether.leaves_others(status));
+        if let Some(Removal { then: Some((id, outcome)), .. }) = removal {
             self.tell_end(id, outcome);
         }
-        let (end, left) = match self.tethers.remove(&pid) {
+        let (end, mut left) = match tether {
             Some(tether) => tether.finish(status),
             None => (Some(Outcome::of(status)), Leftovers::default()),
         };
+        if let (Some(group), Some(groups)) = (left.group.take(), &mut self.groups) {
+            groups.retire(group);
+        }
         match name {
             Some(Name::Process(id)) => {
                 self.children.remove(pid);
@@ -320,16 +324,19 @@ impl Spawner {
                 self.children.remove(pid);
                 self.tell(&SpawnerEvent::WorkerEnded { id, status: Some(status) });
             }
-            None => {
-                self.give_back(left, None);
-                self.children.drop_empty_groups();
-            }
+            None => self.give_back(left, None),
+        }
+        // Whoever comes up to the spawner has lost its keeper, by its own hand maybe, and is ended.
+        if has_left_others {
+            let is_ours =
+                |pid| self.children.name(pid).is_some() || self.removals.contains_key(&pid) || self.tethers.contains_key(&pid);
+            tree::kill_all(&HashSet::new(), is_ours);
         }
     }
 
     fn tell_end(&mut self, id: u64, end: Outcome) {
-        let Outcome { status, denials, failure } = end;
-        self.tell(&SpawnerEvent::Exited { id, status, denials, failure });
+        let Outcome { status, denials, failure, limits } = end;
+        self.tell(&SpawnerEvent::Exited { id, status, denials, failure, limits });
     }
 
     fn tell(&mut self, event: &SpawnerEvent) {

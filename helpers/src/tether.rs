@@ -1,35 +1,56 @@
-//! The spawner's end of the socket to a sandbox's init.
+//! The spawner's end of the socket to a keeper, which in a sandbox is its init.
 
+use crate::cgroup::Group;
 use crate::frames::{Inlet, Received, Wait, send};
-use crate::init::InitReport;
+use crate::keeper::KeeperReport;
+use crate::sys;
 use portcullis_protocol::denial::Denials;
 use portcullis_protocol::helper::{ExitStatus, decode};
+use portcullis_protocol::limit::{LimitReached, ProcessLimits, Scope};
 use portcullis_protocol::path::Bytes;
 use portcullis_sandbox::mounts;
+use rustix::process::Pid;
 use std::ffi::OsString;
+use std::num::NonZeroU64;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 
-/// Bound of the mount points of one sandbox: each costs init a descriptor, of which it has no more.
+/// Bound of the mount points of one sandbox: each costs its init a descriptor, of which it has no more.
 const MOST_POINTS: usize = 1 << 16;
 
-/// A sandbox's init, as the spawner holds it.
+/// Bytes that are asked of a tether at once. Reports are small, and there is a tether for every process.
+const READ: usize = 2048;
+
+/// What a keeper is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// The first process of a pid namespace: with it the kernel ends the rest.
+    Init,
+    /// The reaper of what it started, without namespaces.
+    Reaper,
+}
+
+/// A keeper, as the spawner holds it.
 #[derive(Debug)]
 pub(crate) struct Tether {
-    /// Whose sandbox it is.
+    /// For whom it keeps what it started.
     pub(crate) session: String,
+    kind: Kind,
+    /// What the process may use, and the group that holds it to that.
+    limits: ProcessLimits,
+    group: Option<Group>,
     socket: OwnedFd,
     inlet: Inlet,
     /// Nothing more comes from it.
     closed: bool,
-    /// Keeps what tells of covers from being closed by init.
+    /// Keeps what tells of covers from being closed by an init.
     watch: Option<OwnedFd>,
     /// Mount points that have to be removed after its end.
     points: Vec<PathBuf>,
-    /// How the program ended, once init has told, until it is taken.
+    /// How the program ended, once the keeper has told, until it is taken.
     ended: Option<Outcome>,
-    /// Init ends next, and then what it used of the machine can be given back: before anybody hears of the end.
+    /// The keeper ends next, so that nothing is left when anybody hears of the end: no process, and nothing on the machine.
     is_alone: bool,
     /// Whether that was taken.
     told: bool,
@@ -43,21 +64,26 @@ pub(crate) struct Outcome {
     pub(crate) denials: Denials,
     /// Why its sandbox ended it, if it did.
     pub(crate) failure: Option<String>,
+    /// What it ran into.
+    pub(crate) limits: Vec<LimitReached>,
 }
 
 impl Outcome {
     /// Of one of which nothing else is known.
     pub(crate) fn of(status: ExitStatus) -> Self {
-        Self { status, denials: Denials::default(), failure: None }
+        Self { status, denials: Denials::default(), failure: None, limits: Vec::new() }
     }
 }
 
 impl Tether {
-    pub(crate) fn new(socket: OwnedFd, session: String) -> Self {
+    pub(crate) fn new(socket: OwnedFd, session: String, kind: Kind, limits: ProcessLimits, group: Option<Group>) -> Self {
         Self {
             session,
+            kind,
+            limits,
+            group,
             socket,
-            inlet: Inlet::new(),
+            inlet: Inlet::reading(READ),
             closed: false,
             watch: None,
             points: Vec::new(),
@@ -72,7 +98,7 @@ impl Tether {
         (!self.closed).then_some(&self.socket)
     }
 
-    /// Takes what init has said so far.
+    /// Takes what the keeper has said so far.
     pub(crate) fn read(&mut self) {
         while !self.closed {
             let (frame, mut descriptors) = match self.inlet.next(self.socket.as_fd(), Wait::No) {
@@ -84,12 +110,12 @@ impl Tether {
                 }
             };
             match decode(&frame.body) {
-                Ok(InitReport::Point(Bytes(path))) if self.points.len() < MOST_POINTS => {
+                Ok(KeeperReport::Point(Bytes(path))) if self.points.len() < MOST_POINTS => {
                     self.points.push(PathBuf::from(OsString::from_vec(path)));
                 }
-                Ok(InitReport::Watch) => self.watch = descriptors.pop(),
-                Ok(InitReport::Ended { status, denials, failure, is_alone }) if !self.told => {
-                    self.ended = Some(Outcome { status, denials, failure });
+                Ok(KeeperReport::Watch) => self.watch = descriptors.pop(),
+                Ok(KeeperReport::Ended { status, denials, failure, is_alone }) if !self.told => {
+                    self.ended = self.ended.take().or(Some(Outcome { status, denials, failure, limits: Vec::new() }));
                     self.is_alone = is_alone;
                 }
                 Ok(_more) => {}
@@ -98,38 +124,72 @@ impl Tether {
         }
     }
 
-    /// How the program ended, the first time that it is known, if init lives on.
+    /// How the program ended, the first time that it is known, if its keeper lives on.
     pub(crate) fn take_end(&mut self) -> Option<Outcome> {
         let end = self.ended.take_if(|_| !self.is_alone);
         self.told |= end.is_some();
-        end
+        end.map(|end| self.with_limits(end))
     }
 
     /// Has a signal sent to the program's group.
     pub(crate) fn signal(&self, signal: i32) {
-        if let Ok(signal) = u8::try_from(signal) {
-            // A full socket means that init has not taken thousands of signals: one more makes no difference.
-            let _unsent = send(self.socket.as_fd(), &[signal], None, Wait::No);
+        // A full socket means that the keeper has not taken thousands of signals: one more makes no difference.
+        let _unsent = self.order(signal);
+    }
+
+    /// Has everything ended that the keeper keeps. `keeper` is its number, which is its own as long as it was not reaped.
+    pub(crate) fn end(&self, keeper: Pid) {
+        let is_told = self.kind == Kind::Reaper && {
+            // Those whom it keeps may be of the same user, and may have stopped it.
+            let _ended = sys::kill(keeper, libc::SIGCONT, false);
+            self.order(libc::SIGKILL)
+        };
+        if !is_told {
+            // Init takes the rest along; what another leaves behind comes to the spawner, which ends it.
+            let _ended = sys::kill(keeper, libc::SIGKILL, false);
         }
     }
 
-    /// After init was reaped with `status`: how the program ended, unless that was taken before, and the mount points that
+    /// With the limits that can be seen to have been reached.
+    fn with_limits(&self, end: Outcome) -> Outcome {
+        let mut limits = self.group.as_ref().map(Group::reached).unwrap_or_default();
+        if end.status == ExitStatus::Signal(libc::SIGXCPU)
+            && let Some(most) = self.limits.cpu_ms.map(NonZeroU64::get)
+        {
+            limits.push(LimitReached { limit: "cpuMs".to_owned(), value: most, used: most, scope: Scope::Process });
+        }
+        Outcome { limits, ..end }
+    }
+
+    fn order(&self, signal: i32) -> bool {
+        u8::try_from(signal).is_ok_and(|signal| send(self.socket.as_fd(), &[signal], None, Wait::No).is_ok())
+    }
+
+    /// Whether a keeper that ended so leaves those behind whom it kept.
+    pub(crate) fn leaves_others(&self, status: ExitStatus) -> bool {
+        self.kind == Kind::Reaper && status != ExitStatus::Code(0)
+    }
+
+    /// After the keeper was reaped with `status`: how the program ended, unless that was taken before, and the mount points that
     /// have to be given back.
     pub(crate) fn finish(mut self, status: ExitStatus) -> (Option<Outcome>, Leftovers) {
         self.read();
-        // Without a word from it, the program ended with its init.
-        let outcome = (!self.told).then(|| self.ended.unwrap_or_else(|| Outcome::of(status)));
-        (outcome, Leftovers { points: self.points, watch: self.watch })
+        // Without a word from it, the program ended with it: an init takes it along, and what another leaves behind is ended.
+        let outcome = self.ended.take().unwrap_or_else(|| Outcome::of(status));
+        let outcome = (!self.told).then(|| self.with_limits(outcome));
+        (outcome, Leftovers { points: self.points, watch: self.watch, group: self.group })
     }
 }
 
-/// What an init left.
+/// What a keeper left.
 #[derive(Debug, Default)]
 pub(crate) struct Leftovers {
     /// Mount points that have to be given back.
     pub(crate) points: Vec<PathBuf>,
     /// What told of covers, to be closed by somebody who has time.
     pub(crate) watch: Option<OwnedFd>,
+    /// Where it was, to be removed.
+    pub(crate) group: Option<Group>,
 }
 
 /// Removes mount points of which nobody else takes care.

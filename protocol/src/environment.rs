@@ -119,7 +119,7 @@ pub struct Enforcement {
 /// One layer on a machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerState {
-    /// `landlock`, `seccomp`, `namespaces`, `own proc` or `cgroup v2`.
+    /// `landlock`, `seccomp`, `cgroups`, `namespaces` or `own proc`.
     pub name: String,
     /// Whether it can be used.
     pub available: bool,

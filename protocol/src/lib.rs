@@ -12,6 +12,7 @@ pub mod environment;
 pub mod event;
 pub mod fs;
 pub mod helper;
+pub mod http;
 pub mod init;
 pub mod limit;
 pub mod logged;

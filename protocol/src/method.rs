@@ -6,6 +6,7 @@ use crate::fs::{
     CopyParams, CreateDirectoryParams, HandleParams, OpenParams, PathParams, PlainPathParams, ReadBlockParams, RemoveParams,
     WalkParams, WatchMissingParams, WriteBlockParams, WriteFileParams,
 };
+use crate::http::HttpRequestParams;
 use crate::init::InitializeParams;
 use crate::logged::AcknowledgeParams;
 use crate::process::{
@@ -71,6 +72,10 @@ pub enum Call {
     FsWriteBlock(WriteBlockParams),
     /// `fs/close`
     FsClose(HandleParams),
+    /// `fs/watchMissing`
+    FsWatchMissing(WatchMissingParams),
+    /// `http/request`
+    HttpRequest(Box<HttpRequestParams>),
     /// A method of this wire that is not built; it answers like one that does not exist, but only after the handshake.
     NotBuilt {
         /// Its name.
@@ -116,12 +121,10 @@ impl Family {
 }
 
 /// Methods of this wire that are not built.
-const NOT_BUILT: [(&str, Family); 5] = [
+const NOT_BUILT: [(&str, Family); 3] = [
     ("environmentConfig/read", Family::EnvironmentConfig),
     ("capabilities/discoverV2", Family::CapabilityDiscovery),
     ("capabilityRoots/discoverV1", Family::CapabilityDiscovery),
-    ("fs/watchMissing", Family::Filesystem),
-    ("http/request", Family::Http),
 ];
 
 /// A decoded request, and how many of its members nobody knew.
@@ -145,7 +148,6 @@ impl Call {
             let call = Self::NotBuilt { method, family };
             return match method {
                 "environmentConfig/read" => params.check::<ConfigReadParams>(call),
-                "fs/watchMissing" => params.check::<WatchMissingParams>(call),
                 _unread => Ok(Decoded { call, ignored: 0 }),
             };
         }
@@ -175,6 +177,8 @@ impl Call {
             "fs/readBlock" => params.read(Self::FsReadBlock),
             "fs/writeBlock" => params.read(Self::FsWriteBlock),
             "fs/close" => params.read(Self::FsClose),
+            "fs/watchMissing" => params.read(Self::FsWatchMissing),
+            "http/request" => params.read(|request| Self::HttpRequest(Box::new(request))),
             unknown => Err(RpcError::unknown_method(unknown)),
         }
     }
@@ -208,6 +212,8 @@ impl Call {
             Self::FsReadBlock(_) => "fs/readBlock",
             Self::FsWriteBlock(_) => "fs/writeBlock",
             Self::FsClose(_) => "fs/close",
+            Self::FsWatchMissing(_) => "fs/watchMissing",
+            Self::HttpRequest(_) => "http/request",
             Self::NotBuilt { method, .. } => method,
         }
     }
@@ -228,6 +234,7 @@ impl Call {
             | Self::ProcessList
             | Self::ProcessSignal(_)
             | Self::ProcessTerminate(_) => Family::Exec,
+            Self::HttpRequest(_) => Family::Http,
             Self::NotBuilt { family, .. } => *family,
             _fs => Family::Filesystem,
         })
@@ -348,6 +355,7 @@ fn without_position(error: &serde_json::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::http::RedirectPolicy;
 
     fn decode(method: &str, params: &str) -> Result<Decoded, RpcError> {
         let raw: Box<RawValue> = serde_json::from_str(params).unwrap();
@@ -383,7 +391,8 @@ mod tests {
             ("fs/readBlock", r#"{"handleId":"h","offset":0,"len":1}"#),
             ("fs/writeBlock", r#"{"handleId":"h","offset":0,"chunk":""}"#),
             ("fs/close", r#"{"handleId":"h"}"#),
-            ("http/request", "{}"),
+            ("fs/watchMissing", r#"{"watchId":1,"missing":[]}"#),
+            ("http/request", r#"{"method":"GET","url":"u","requestId":"r"}"#),
         ] {
             assert_eq!(decode(method, params).unwrap().call.method(), method);
         }
@@ -399,7 +408,8 @@ mod tests {
     fn unknown_methods_come_before_their_parameters() {
         refused("no/such", "3", code::METHOD_NOT_FOUND, "exec-server stub does not implement `no/such` yet");
         refused("initialized", "{}", code::METHOD_NOT_FOUND, "exec-server stub does not implement `initialized` yet");
-        assert!(matches!(decode("http/request", "{}").unwrap().call, Call::NotBuilt { family: Family::Http, .. }));
+        let unbuilt = decode("capabilities/discoverV2", "{}").unwrap().call;
+        assert!(matches!(unbuilt, Call::NotBuilt { family: Family::CapabilityDiscovery, .. }));
     }
 
     #[test]
@@ -446,6 +456,24 @@ mod tests {
         assert!(start(r#","operationId":3"#).is_err());
         assert!(start(r#","pipeStdin":null"#).is_err());
         assert!(start(r#","networkProxy":"zz""#).is_err());
+    }
+
+    #[test]
+    fn requests_over_http_in_the_words_that_clients_know() {
+        let request = |more: &str| decode("http/request", &format!(r#"{{"method":"GET","url":"u","requestId":"r"{more}}}"#));
+        let Call::HttpRequest(plain) = request("").unwrap().call else { panic!("another call") };
+        assert_eq!((plain.redirect_policy, plain.stream_response, plain.headers.len()), (RedirectPolicy::Follow, false, 0));
+        assert!(request(r#","bodyBase64":null,"timeoutMs":null"#).is_ok());
+        for (more, expect) in [
+            (r#","redirectPolicy":"zz""#, "unknown variant `zz`, expected `follow` or `stop`"),
+            (r#","headers":[{"name":"X"}]"#, "missing field `value`"),
+            (r#","headers":{"a":"b"}"#, "invalid type: map, expected a sequence"),
+            (r#","bodyBase64":"!!""#, "Invalid symbol 33, offset 0."),
+        ] {
+            let error = request(more).unwrap_err();
+            assert_eq!((error.code, error.message), (code::INVALID_PARAMS, format!("http/request: {expect}")));
+        }
+        refused("http/request", "{}", code::INVALID_PARAMS, "http/request: missing field `method`");
     }
 
     #[test]

@@ -52,39 +52,43 @@ impl Files {
     }
 }
 
-/// Bound of the sets of grants: what was asked for, and the operator's ceiling. Nobody else has a say, and the kernel nests
-/// sixteen domains at most, of which the gateway's own surroundings may have used some.
-pub const MAX_SETS: usize = 2;
+/// Bound of the sets of grants: what was asked for, what the client's token allows, and the operator's ceiling. Nobody else has a
+/// say, and the kernel nests sixteen domains at most, of which the gateway's own surroundings may have used some.
+pub const MAX_SETS: usize = 3;
 
-/// One set of grants or two, all of which must allow. Sets cannot be merged into one: a link in one may lead into what another
+/// Sets of grants, at least one, all of which must allow. Sets cannot be merged into one: a link in one may lead into what another
 /// denies, and where it leads is only known once the paths are opened.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GrantSets {
     first: Grants,
-    ceiling: Option<Grants>,
+    ceilings: Vec<Grants>,
 }
 
 impl GrantSets {
-    /// All of them: the request's, then the ceiling's.
+    /// All of them: the request's, then those of the ceilings.
     pub fn iter(&self) -> impl Iterator<Item = &Grants> + Clone {
-        [&self.first].into_iter().chain(&self.ceiling)
+        [&self.first].into_iter().chain(&self.ceilings)
     }
 
-    fn bounded_by(self, ceiling: &Self) -> Result<Self, PolicyError> {
-        if self == *ceiling {
-            return Ok(self);
+    fn bounded_by(mut self, ceiling: &Self) -> Result<Self, PolicyError> {
+        // One that holds already is not said twice.
+        let more: Vec<Grants> = ceiling.iter().filter(|set| !self.iter().any(|own| own == *set)).cloned().collect();
+        self.ceilings.extend(more);
+        self.check()?;
+        Ok(self)
+    }
+
+    fn check(&self) -> Result<(), PolicyError> {
+        match self.iter().count() {
+            count if count > MAX_SETS => Err(PolicyError::Bound { what: "sets of grants", count, bound: MAX_SETS }),
+            _fits => Ok(()),
         }
-        let count = self.iter().chain(ceiling.iter()).count();
-        if count > MAX_SETS {
-            return Err(PolicyError::Bound { what: "sets of grants", count, bound: MAX_SETS });
-        }
-        Ok(Self { first: self.first, ceiling: Some(ceiling.first.clone()) })
     }
 }
 
 impl From<Grants> for GrantSets {
     fn from(grants: Grants) -> Self {
-        Self { first: grants, ceiling: None }
+        Self { first: grants, ceilings: Vec::new() }
     }
 }
 
@@ -206,6 +210,9 @@ impl Policy {
             postcard::take_from_bytes(bytes).map_err(|error| PolicyError::Bytes(error.to_string()))?;
         if !rest.is_empty() {
             return Err(PolicyError::Bytes(format!("{} bytes too many", rest.len())));
+        }
+        if let Files::Restricted(sets) = &policy.files {
+            sets.check()?;
         }
         policy.files.sets().try_for_each(Grants::check)?;
         Ok(policy)
@@ -433,8 +440,17 @@ mod tests {
         assert_eq!(free.clone().bounded_by(&free).unwrap(), free);
         assert_eq!(own.clone().bounded_by(&own).unwrap(), own);
         assert_eq!(Policy::decode(&both.encode()), Ok(both.clone()));
-        let error = both.bounded_by(&own).unwrap_err();
-        assert_eq!(error.to_string(), "policy with 3 sets of grants: the bound is 2");
+        assert_eq!(both.clone().bounded_by(&own).unwrap(), both, "it holds already");
+        let more = |path: &str| restricted(Grants::new(vec![grant(path, Access::Read)], Vec::new()).unwrap());
+        let three = more("/c").bounded_by(&both).unwrap();
+        assert_eq!(three.files.sets().count(), 3);
+        assert_eq!(Policy::decode(&three.encode()), Ok(three.clone()));
+        let error = more("/d").bounded_by(&three).unwrap_err();
+        assert_eq!(error.to_string(), "policy with 4 sets of grants: the bound is 3");
+        let Files::Restricted(GrantSets { first, ceilings }) = &three.files else { panic!("it restricts files") };
+        let sets = GrantSets { first: first.clone(), ceilings: [&ceilings[..], &[Grants::default()]].concat() };
+        let four = Policy { files: Files::Restricted(sets), network: Network::Restricted };
+        assert!(Policy::decode(&four.encode()).is_err());
     }
 
     #[test]

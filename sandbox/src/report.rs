@@ -5,12 +5,17 @@ use crate::policy::{Access, Grants, Policy};
 use crate::roots::Roots;
 use crate::{remedy, seccomp, sys};
 use portcullis_protocol::environment::{Enforcement, LayerState, SeccompTable, SeccompTables};
-use portcullis_protocol::helper::NamespaceLayer;
+use portcullis_protocol::helper::{CgroupLayer, NamespaceLayer};
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 const USER_NAMESPACES: &str = "user namespaces";
+
+const CGROUP: &str = "cgroup v2";
+
+const CGROUP_REMEDY: &str = "delegate a cgroup to the server: Delegate=yes in its systemd unit, or systemd-run --user --scope -p Delegate=yes \
+     portcullis serve; in a container a cgroup namespace of its own and /sys/fs/cgroup mounted writable";
 
 /// What this machine offers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -129,6 +134,12 @@ fn gaps_by_name(policy: &Policy) -> Vec<Gap> {
     gaps_of_sets(policy, |_set, grants| gaps_between(&named(grants), &named_bases(grants), abi))
 }
 
+/// What to do where no cgroups can be made.
+#[must_use]
+pub fn cgroup_remedy() -> &'static str {
+    CGROUP_REMEDY
+}
+
 /// What to do on this machine where namespaces or mounts are refused.
 #[must_use]
 pub fn namespace_remedy() -> String {
@@ -208,9 +219,9 @@ pub fn machine() -> MachineReport {
     MachineReport { kernel, landlock_abi: abi.unwrap_or(0), layers }
 }
 
-/// What can be enforced here, with the namespaces as they were tried.
+/// What can be enforced here, with the namespaces and cgroups as they were tried.
 #[must_use]
-pub fn enforcement(namespaces: &NamespaceLayer) -> Enforcement {
+pub fn enforcement(namespaces: &NamespaceLayer, cgroups: &CgroupLayer) -> Enforcement {
     let MachineReport { kernel, landlock_abi, layers } = machine();
     let state = |layer: Layer| LayerState {
         name: layer.name.to_owned(),
@@ -218,10 +229,23 @@ pub fn enforcement(namespaces: &NamespaceLayer) -> Enforcement {
         reason: layer.reason,
         remedy: layer.remedy.to_owned(),
     };
-    let mut layers: Vec<LayerState> = layers.into_iter().filter(|layer| layer.name != USER_NAMESPACES).map(state).collect();
+    let mut layers: Vec<LayerState> =
+        layers.into_iter().filter(|layer| layer.name != USER_NAMESPACES && layer.name != CGROUP).map(state).collect();
+    layers.push(tried_cgroups(cgroups));
     layers.extend(remedy::namespaces(namespaces, &remedy::Facts::here()));
     let tables = tables().into_iter().map(|(name, sha256)| SeccompTable { name: name.to_owned(), sha256 }).collect();
     Enforcement { kernel, landlock_abi, layers, namespaces: namespaces.clone(), seccomp: SeccompTables { tables } }
+}
+
+fn tried_cgroups(cgroups: &CgroupLayer) -> LayerState {
+    let (available, reason) = match (cgroups.processes, cgroups.memory) {
+        (true, true) => (true, "for processes and memory".to_owned()),
+        (true, false) => (false, format!("for processes only: {}", cgroups.reason)),
+        (false, true) => (false, format!("for memory only: {}", cgroups.reason)),
+        (false, false) => (false, cgroups.reason.clone()),
+    };
+    let remedy = if available { String::new() } else { CGROUP_REMEDY.to_owned() };
+    LayerState { name: "cgroups".to_owned(), available, reason, remedy }
 }
 
 /// The tables of system calls by their names, with the SHA-256 of what the kernel gets, in hexadecimal.
@@ -274,10 +298,8 @@ fn user_namespaces() -> Layer {
 }
 
 fn cgroup() -> Layer {
-    let remedy = "delegate a cgroup to the server: Delegate=yes in its systemd unit, or systemd-run --user --scope -p Delegate=yes \
-                  portcullis serve; in a container a cgroup namespace of its own and /sys/fs/cgroup mounted writable";
     let layer =
-        |available, reason: String| Layer { name: "cgroup v2", available, reason, remedy: if available { "" } else { remedy } };
+        |available, reason: String| Layer { name: CGROUP, available, reason, remedy: if available { "" } else { CGROUP_REMEDY } };
     let Ok(own) = fs::read_to_string("/proc/self/cgroup") else {
         return layer(false, "/proc/self/cgroup cannot be read".to_owned());
     };

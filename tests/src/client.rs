@@ -6,18 +6,24 @@ use base64::engine::general_purpose::STANDARD;
 use futures_util::{SinkExt as _, StreamExt as _};
 use serde_json::{Value, json};
 use std::collections::VecDeque;
-use tokio::net::TcpStream;
+use std::fmt::Debug;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpStream, UnixStream};
 use tokio::time::timeout;
+use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
-use tokio_tungstenite::tungstenite::handshake::client::Request;
 use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
-use tokio_tungstenite::{MaybeTlsStream, WebSocketStream};
+
+/// A byte stream of any kind.
+trait Stream: AsyncRead + AsyncWrite + Unpin + Send + Debug {}
+
+impl<S: AsyncRead + AsyncWrite + Unpin + Send + Debug> Stream for S {}
 
 /// One connection.
 #[derive(Debug)]
 pub struct Client {
-    socket: WebSocketStream<MaybeTlsStream<TcpStream>>,
+    socket: WebSocketStream<Box<dyn Stream>>,
     /// Messages that came while another was waited for.
     waiting: VecDeque<Value>,
     next: i64,
@@ -62,7 +68,16 @@ impl Client {
 
     /// Resumes a session, trying again while its old connection is not gone yet.
     pub async fn resume(server: &Server, session: &str) -> Self {
-        let mut client = Self::dial(&server.url).await;
+        Self::dial(&server.url).await.resumed(session).await
+    }
+
+    /// The same with a token.
+    pub async fn resume_with_token(url: &str, token: &str, session: &str) -> Self {
+        Self::dial_with(url, Some(token)).await.resumed(session).await
+    }
+
+    async fn resumed(mut self, session: &str) -> Self {
+        let client = &mut self;
         let attached = async {
             loop {
                 match client.initialize(Some(session)).await {
@@ -73,15 +88,13 @@ impl Client {
             }
         };
         timeout(PATIENCE, attached).await.expect("the old connection goes away");
-        client.send(&json!({"method": "initialized"})).await;
-        client
+        self.send(&json!({"method": "initialized"})).await;
+        self
     }
 
     /// Connects with a token, with both steps of the handshake.
     pub async fn connect_with_token(url: &str, token: &str) -> Self {
-        let mut request = url.into_client_request().expect("a URL");
-        request.headers_mut().insert("authorization", format!("Bearer {token}").parse().expect("a token"));
-        let mut client = Self::dial_with(request).await;
+        let mut client = Self::dial_with(url, Some(token)).await;
         client.initialize(None).await.expect("initialize");
         client.send(&json!({"method": "initialized"})).await;
         client
@@ -89,13 +102,27 @@ impl Client {
 
     /// Connects and says nothing.
     pub async fn dial(url: &str) -> Self {
-        Self::dial_with(url.into_client_request().expect("a URL")).await
+        Self::dial_with(url, None).await
     }
 
-    async fn dial_with(request: Request) -> Self {
+    /// Connects over TCP or, to `unix:PATH`, over a unix socket, and says nothing.
+    pub async fn dial_with(url: &str, token: Option<&str>) -> Self {
+        let (url, stream): (_, Box<dyn Stream>) = match url.strip_prefix("unix:") {
+            Some(path) => ("ws://localhost/", Box::new(UnixStream::connect(path).await.expect("reach the server"))),
+            None => {
+                let authority = url.strip_prefix("ws://").expect("a URL").split('/').next().expect("an address");
+                let stream = TcpStream::connect(authority).await.expect("reach the server");
+                stream.set_nodelay(true).expect("TCP_NODELAY");
+                (url, Box::new(stream))
+            }
+        };
+        let mut request = url.into_client_request().expect("a URL");
+        if let Some(token) = token {
+            request.headers_mut().insert("authorization", format!("Bearer {token}").parse().expect("a token"));
+        }
         let config = WebSocketConfig::default().max_message_size(None).max_frame_size(None);
         let (socket, _response) =
-            tokio_tungstenite::connect_async_with_config(request, Some(config), true).await.expect("connect to the server");
+            tokio_tungstenite::client_async_with_config(request, stream, Some(config)).await.expect("connect to the server");
         Self { socket, waiting: VecDeque::new(), next: 0, session: String::new() }
     }
 
@@ -268,6 +295,12 @@ impl Client {
         let notice = self.notice(id).await;
         let text = String::from_utf8(unbase64(&notice["params"]["chunk"])).expect("text");
         text.trim().parse().expect("a number")
+    }
+
+    /// Ends the connection with a close frame, and waits for the server's.
+    pub async fn close(mut self) {
+        timeout(PATIENCE, self.socket.close(None)).await.expect("the server reads").expect("close");
+        self.closed().await;
     }
 
     /// Ends the connection as a cut cable would: without a close frame.

@@ -4,34 +4,19 @@ use super::order::Order;
 use super::{Core, EVENT_COST, Output, Owner, RouteId, Ticket};
 use crate::ExecServerError;
 use crate::pending::Again;
-use portcullis_protocol::base64::Chunk;
-use serde::Deserialize;
+use portcullis_protocol::http::BodyDelta;
 use serde_json::value::RawValue;
 
 /// A body that comes.
 #[derive(Debug)]
 pub(super) struct Body {
     request: String,
-    order: Order<Delta>,
+    order: Order<BodyDelta>,
     /// What waits for the listener counts for this much.
     pub(super) unread: usize,
     is_heard: bool,
     /// Its last part came out.
     is_ended: bool,
-}
-
-/// Parameters of `http/request/bodyDelta`.
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Delta {
-    request_id: String,
-    seq: u64,
-    #[serde(default)]
-    delta_base64: Chunk,
-    #[serde(default)]
-    done: bool,
-    #[serde(default)]
-    error: Option<String>,
 }
 
 impl Core {
@@ -50,23 +35,27 @@ impl Core {
     }
 
     pub(super) fn body_delta(&mut self, params: &RawValue) -> Result<(), String> {
-        let delta: Delta = serde_json::from_str(params.get())
+        let delta: BodyDelta = serde_json::from_str(params.get())
             .map_err(|error| format!("the server's http/request/bodyDelta is not understood: {error}"))?;
         let found = self.bodies.iter_mut().find(|(_, body)| body.request == delta.request_id && !body.is_ended);
         let Some((id, body)) = found else { return Ok(()) };
         let id = *id;
-        if body.order.insert(delta.seq, delta.delta_base64.0.len(), delta).is_err() {
+        if body.order.insert(delta.seq, delta.delta.0.len(), delta).is_err() {
             self.end_body(id, Some("its parts came too far out of order"));
             return Ok(());
         }
-        while let Some(Delta { seq, delta_base64, done, error, .. }) = body.order.pop() {
-            if !delta_base64.0.is_empty() && body.is_heard {
-                let cost = delta_base64.0.len() + EVENT_COST;
+        while let Some(BodyDelta { seq, delta, done, error, detail, .. }) = body.order.pop() {
+            if !delta.0.is_empty() && body.is_heard {
+                let cost = delta.0.len() + EVENT_COST;
                 body.unread += cost;
-                self.outputs.push_back(Output::Part { route: id, part: Ok(delta_base64.0), seq, cost });
+                self.outputs.push_back(Output::Part { route: id, part: Ok(delta.0), seq, cost });
             }
             if done || error.is_some() {
-                self.end_body(id, error.as_deref());
+                let reason = match (error, detail) {
+                    (Some(error), Some(detail)) => Some(format!("{error}: {detail}")),
+                    (error, _) => error,
+                };
+                self.end_body(id, reason.as_deref());
                 break;
             }
         }

@@ -115,10 +115,11 @@ impl Connection {
     }
 
     /// Takes a file call apart, resolves its policy, and enters it into the session's order.
-    fn prepare(&mut self, call: Call) -> Result<Prepared, RpcError> {
+    pub(super) fn prepare(&mut self, call: Call) -> Result<Prepared, RpcError> {
         let Ok(call) = FsCall::prepare(call) else { return Err(reply::internal("a call has no route")) };
         let call = call?;
         let policy = self.policies.for_files(call.sandbox.as_deref()).map_err(|error| named(&call.attempt, error))?;
+        self.asked.iter_mut().for_each(|asked| asked.under(|| policy.as_ref().map(|named| named.hash)));
         let session = self.session()?;
         let order = self.order()?;
         let turn = if call.operation.is_mutation() { order.mutation() } else { order.read() };
@@ -127,7 +128,7 @@ impl Connection {
 }
 
 /// A file call that has its place in the session's order.
-struct Prepared {
+pub(super) struct Prepared {
     call: FsCall,
     policy: Option<Named>,
     session: Arc<str>,
@@ -135,7 +136,7 @@ struct Prepared {
 }
 
 impl Prepared {
-    async fn out(self, core: &Core, disk: &Disk) -> Result<Done, RpcError> {
+    pub(super) async fn out(self, core: &Core, disk: &Disk) -> Result<Done, RpcError> {
         self.call.carry_out(core, &disk.blocking, &self.session, self.policy.as_ref(), self.turn).await
     }
 }

@@ -23,8 +23,7 @@ impl Connection {
         let replies = self.replies.clone();
         let page = self.command(|reply| Command::Read { params, replies, reply }).await?;
         let session = self.attached.as_ref().map(|(session, _)| session.clone()).ok_or_else(reply::session_ended)?;
-        let (blocking, (outgoing, replies)) = (self.disk.blocking.clone(), (self.outgoing.clone(), self.replies.clone()));
-        let held = self.held();
+        let (blocking, held, way) = (self.disk.blocking.clone(), self.held(), self.way());
         let (receipts, receipt) = oneshot::channel();
         let answer_id = id.clone();
         let answer = async move {
@@ -36,7 +35,7 @@ impl Connection {
         };
         self.calls.spawn(async move {
             let _room_and_place = held;
-            carry_out(id, outgoing, replies, answer).await;
+            carry_out(id, way, answer).await;
             if let Ok(Some(handed_out)) = receipt.await {
                 let _session_ended = session.send(handed_out).await;
             }

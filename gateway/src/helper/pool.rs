@@ -2,6 +2,7 @@
 
 use super::spawner::{Spawner, WorkerChild};
 use super::worker::{Worker, WorkerError};
+use crate::metrics::Metrics;
 use crate::policies::Named;
 use portcullis_sandbox::policy::{Policy, PolicyHash};
 use std::collections::HashMap;
@@ -50,9 +51,9 @@ enum Order {
 
 impl Pool {
     /// Starts the pool; the caller owns its task.
-    pub(crate) fn start(spawner: Spawner) -> (Self, impl Future<Output = ()>) {
+    pub(crate) fn start(spawner: Spawner, metrics: Arc<Metrics>) -> (Self, impl Future<Output = ()>) {
         let (orders, queue) = mpsc::channel(QUEUE);
-        let task = Task { spawner, entries: HashMap::new(), spares: Vec::new(), filling: false, work: JoinSet::new() };
+        let task = Task { spawner, metrics, entries: HashMap::new(), spares: Vec::new(), filling: false, work: JoinSet::new() };
         (Self { orders }, task.run(queue))
     }
 
@@ -95,6 +96,7 @@ enum Happened {
 
 struct Task {
     spawner: Spawner,
+    metrics: Arc<Metrics>,
     entries: HashMap<Key, Entry>,
     spares: Vec<WorkerChild>,
     filling: bool,
@@ -169,7 +171,11 @@ impl Task {
                 }
             }
             Happened::Confined(key, Ok((worker, task))) => {
-                self.work.spawn(async move { Happened::Ended(task.await) });
+                let present = self.metrics.helper("worker");
+                self.work.spawn(async move {
+                    let _present = present;
+                    Happened::Ended(task.await)
+                });
                 let Some(Entry::Starting(waiting)) = self.entries.remove(&key) else {
                     // The session ended meanwhile.
                     return self.spawner.kill_worker(worker.id()).await;

@@ -10,11 +10,13 @@ mod task;
 
 use self::task::{Ask, Task};
 use super::socket::{FrameReceiver, FrameSender, pair_up, watch_fd};
+use crate::metrics::Present;
 use portcullis_protocol::denial::Denials;
 use portcullis_protocol::helper::{
-    BUILD, Command, Enforced, ExitStatus, HIDDEN_FLAG, NamespaceLayer, Role, SpawnerEvent, SpawnerRequest, StepFailed, decode,
-    encode,
+    BUILD, CgroupLayer, Command, Enforced, ExitStatus, HIDDEN_FLAG, NamespaceLayer, Role, SpawnerEvent, SpawnerRequest,
+    StepFailed, decode, encode,
 };
+use portcullis_protocol::limit::{LimitInForce, LimitReached, ProcessLimits, SessionLimits, TreeEnd};
 use portcullis_protocol::path::Bytes;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::io;
@@ -51,7 +53,14 @@ pub(crate) struct Spawner {
     pid: u32,
     /// Never taken back: a daemon outlives the process that was started, and the spawner knows no process's network.
     has_dialers: Arc<AtomicBool>,
-    namespaces: Arc<NamespaceLayer>,
+    found: Arc<Found>,
+}
+
+/// What the helper tried at its start.
+#[derive(Debug)]
+pub(crate) struct Found {
+    pub(crate) namespaces: NamespaceLayer,
+    pub(crate) cgroups: CgroupLayer,
 }
 
 /// The task behind the handles, for the one who started it.
@@ -97,6 +106,8 @@ pub(crate) struct Launch {
     pub(crate) own_view: bool,
     /// The operator accepts what the policy asks and cannot be enforced on a process without namespaces.
     pub(crate) allow_unprotected: bool,
+    /// What it may use. The output is the session's to count.
+    pub(crate) limits: ProcessLimits,
     /// It is confined and may use the network, so that it could dial whatever listens on this machine, the gateway too.
     pub(crate) may_dial: bool,
     /// What is executed.
@@ -129,10 +140,14 @@ impl Stdio {
 pub(crate) struct Child {
     /// Names it to [`Spawner::signal`].
     pub(crate) id: u64,
-    /// Its process id on this machine.
+    /// The process id of its keeper on this machine.
     pub(crate) pid: i32,
     /// What the kernel enforces on it.
     pub(crate) enforced: Enforced,
+    /// The limits that the kernel holds it to.
+    pub(crate) limits: Vec<LimitInForce>,
+    /// How everything that comes of it is ended.
+    pub(crate) tree: TreeEnd,
     /// How it ended; an error if the spawner died. Dropping it kills the process.
     pub(crate) exit: oneshot::Receiver<Ended>,
 }
@@ -146,6 +161,8 @@ pub(crate) struct Ended {
     pub(crate) denials: Denials,
     /// Why its sandbox ended it, if it did.
     pub(crate) failure: Option<String>,
+    /// The limits that it reached, as far as they can be seen.
+    pub(crate) limits: Vec<LimitReached>,
 }
 
 /// Why the spawner cannot be used.
@@ -177,18 +194,22 @@ pub(crate) enum LaunchError {
 }
 
 impl Spawner {
-    /// Starts the helper from an executable whose `main` dispatches hidden roles first.
-    pub(crate) async fn start(executable: &Path) -> Result<(Self, SpawnerTask), SpawnerError> {
+    /// Starts the helper from an executable whose `main` dispatches hidden roles first. `present` is dropped with it.
+    pub(crate) async fn start(
+        executable: &Path,
+        session_limits: SessionLimits,
+        present: Present,
+    ) -> Result<(Self, SpawnerTask), SpawnerError> {
         let failed = |error| SpawnerError::Start(executable.display().to_string(), error);
         let (ours, theirs) = StdStream::pair().map_err(failed)?;
         ours.set_nonblocking(true).map_err(failed)?;
         let ours = UnixStream::from_std(ours).map_err(failed)?;
         let mut child = spawn(executable, theirs).map_err(failed)?;
         let (mut sender, mut receiver) = pair_up(ours);
-        let ready = timeout(PATIENCE, greet(&mut sender, &mut receiver)).await;
+        let ready = timeout(PATIENCE, greet(&mut sender, &mut receiver, session_limits)).await;
         let ready = ready.unwrap_or_else(|_| Err(format!("not ready within {} s", PATIENCE.as_secs())));
-        let namespaces = match ready {
-            Ok(namespaces) => namespaces,
+        let found = match ready {
+            Ok(found) => found,
             Err(reason) => {
                 drop((sender, receiver));
                 let _already_ended = child.kill();
@@ -197,12 +218,13 @@ impl Spawner {
             }
         };
         let (stop, stopped) = oneshot::channel();
-        let (mut spawner, task) = Self::over(sender, receiver, stopped, namespaces);
+        let (mut spawner, task) = Self::over(sender, receiver, stopped, found);
         spawner.pid = child.id();
         let mut tasks = JoinSet::new();
         tasks.spawn(async move {
             let end = task.run().await;
             let status = reap(child).await;
+            drop(present);
             match end {
                 Ok(()) => tracing::debug!(status, "the spawner has ended"),
                 Err(reason) => tracing::error!(reason, status, "the spawner is lost: nothing can be started any more"),
@@ -211,20 +233,20 @@ impl Spawner {
         Ok((spawner, SpawnerTask { tasks, stop }))
     }
 
-    fn over(
-        sender: FrameSender,
-        receiver: FrameReceiver,
-        stopped: oneshot::Receiver<Never>,
-        namespaces: NamespaceLayer,
-    ) -> (Self, Task) {
+    fn over(sender: FrameSender, receiver: FrameReceiver, stopped: oneshot::Receiver<Never>, found: Found) -> (Self, Task) {
         let (asks, queue) = mpsc::channel(QUEUE);
-        let (ids, has_dialers, namespaces) = (Arc::default(), Arc::default(), Arc::new(namespaces));
-        (Self { asks, ids, pid: 0, has_dialers, namespaces }, Task::new(sender, receiver, queue, stopped))
+        let (ids, has_dialers, found) = (Arc::default(), Arc::default(), Arc::new(found));
+        (Self { asks, ids, pid: 0, has_dialers, found }, Task::new(sender, receiver, queue, stopped))
     }
 
     /// What of the namespaces it can give a process, as it tried at its start.
     pub(crate) fn namespaces(&self) -> &NamespaceLayer {
-        &self.namespaces
+        &self.found.namespaces
+    }
+
+    /// What of the cgroups it can give, as it tried at its start.
+    pub(crate) fn cgroups(&self) -> &CgroupLayer {
+        &self.found.cgroups
     }
 
     /// Asks for a worker. It ends when its sockets are dropped.
@@ -253,12 +275,12 @@ impl Spawner {
         answer.await.unwrap_or_else(|_| Err(lost(SpawnerError::Ended)))
     }
 
-    /// Sends a signal to the process group of a process; nothing happens if it has ended.
+    /// Sends a signal to the process group of a process, and SIGKILL to everything that came of it; nothing happens if nothing is left.
     pub(crate) async fn signal(&self, id: u64, signal: i32) -> Result<(), SpawnerError> {
         self.ask(Ask::Request(SpawnerRequest::Signal { id, signal })).await
     }
 
-    /// Ends what is left in the sandboxes of a session: daemons of programs that have ended.
+    /// Ends what is left of the processes of a session: daemons of programs that have ended.
     pub(crate) async fn end_session(&self, session: &str) {
         // With the spawner everything ends.
         let _spawner_ended = self.ask(Ask::Request(SpawnerRequest::EndSession { session: session.to_owned() })).await;
@@ -309,12 +331,13 @@ fn spawn(executable: &Path, socket: StdStream) -> io::Result<HelperChild> {
 }
 
 /// Hello, and Ready with what it tried.
-async fn greet(sender: &mut FrameSender, receiver: &mut FrameReceiver) -> Result<NamespaceLayer, String> {
-    let hello = encode(&SpawnerRequest::Hello { build: BUILD.to_owned() }, &[], 0).map_err(|error| error.to_string())?;
+async fn greet(sender: &mut FrameSender, receiver: &mut FrameReceiver, session_limits: SessionLimits) -> Result<Found, String> {
+    let hello = SpawnerRequest::Hello { build: BUILD.to_owned(), session_limits };
+    let hello = encode(&hello, &[], 0).map_err(|error| error.to_string())?;
     sender.send(&hello, &[]).await.map_err(|error| error.to_string())?;
     let (frame, _none) = receiver.recv().await.map_err(|error| error.to_string())?.ok_or("it ended at once")?;
     match decode(&frame.body).map_err(|error| error.to_string())? {
-        SpawnerEvent::Ready { namespaces } => Ok(namespaces),
+        SpawnerEvent::Ready { namespaces, cgroups } => Ok(Found { namespaces, cgroups }),
         SpawnerEvent::WrongBuild { build } => Err(format!("its build is {build}, ours is {BUILD}: both must be one executable")),
         other => Err(format!("its first word was {other:?}")),
     }

@@ -4,10 +4,14 @@
 //! the server stops, what is still in line is answered with 503 before the listener is closed, so that nobody is accepted and
 //! then dropped without a word.
 
-use super::credential::Guard;
+use super::credential::{Admitted, Guard};
 use super::host;
+use super::socket::{Listener, Socket};
+use super::tls;
+use crate::audit::{Audit, Entry};
 use crate::core::Readiness;
-use crate::peer::Peers;
+use crate::metrics::{Metrics, Refused};
+use crate::peer::{Ends, Peers};
 use axum::Router;
 use axum::body::Body;
 use axum::extract::ws::rejection::WebSocketUpgradeRejection;
@@ -19,12 +23,13 @@ use axum::response::{IntoResponse as _, Response};
 use axum::routing::{any, get};
 use futures_util::FutureExt as _;
 use hyper_util::rt::TokioIo;
+use serde_json::json;
 use std::convert::Infallible;
+use std::error::Error;
 use std::io;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
@@ -37,6 +42,8 @@ pub(super) const MESSAGE: usize = 64 << 20;
 /// Bytes that are read from a socket at a time. Each connection holds as many, also while it is idle: with 128 KiB that was most
 /// of its memory, and a message of 1 MiB is no faster for it.
 const READ_BUFFER: usize = 8 << 10;
+/// What a scrape is written in.
+const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 /// Bytes of a request's line and headers.
 const HEADERS: usize = 32 << 10;
 /// How long a socket may take until it is upgraded, or has sent its one request and taken the answer. One deadline for all: a
@@ -50,6 +57,8 @@ const AFTER_ERROR: Duration = Duration::from_millis(100);
 pub(super) struct Serving {
     pub(super) upgrades: mpsc::Sender<Upgraded>,
     pub(super) readiness: Readiness,
+    pub(super) metrics: Arc<Metrics>,
+    pub(super) audit: Option<Audit>,
     pub(super) peers: Peers,
     pub(super) guard: Guard,
     /// What a `Host` header may name beside addresses.
@@ -58,27 +67,36 @@ pub(super) struct Serving {
     pub(super) stop: CancellationToken,
 }
 
+impl Serving {
+    /// Counts and records that a client is not let in.
+    async fn refused(&self, reason: Refused, ends: &Ends) {
+        self.metrics.refused(reason);
+        if let Some(audit) = &self.audit {
+            let (peer, on) = (Some(ends.to_string().into()), json!({"reason": reason.name()}));
+            audit.refused(Entry { action: "connect", outcome: "denied", peer, on, ..Entry::default() }).await;
+        }
+    }
+}
+
 /// A client's socket, and its place among those that there may be.
 #[derive(Debug)]
 pub(super) struct Upgraded {
     pub(super) socket: WebSocket,
-    pub(super) peer: SocketAddr,
+    pub(super) ends: Ends,
+    pub(super) admitted: Admitted,
     pub(super) place: Arc<OwnedSemaphorePermit>,
 }
 
 /// Accepts until the server stops, and then serves nobody more. `connections` is the bound of sockets, upgraded ones included.
-pub(super) async fn run(listener: TcpListener, serving: Serving, connections: usize) {
+pub(super) async fn run(listener: Listener, serving: Serving, connections: usize) {
     let places = Arc::new(Semaphore::new(connections));
     let app = routes(serving.clone());
     let mut sockets = JoinSet::new();
-    let begin = |socket: TcpStream, peer: SocketAddr, sockets: &mut JoinSet<()>| {
-        // Without this a reply and the notification behind it wait 40 ms for the client's delayed acknowledgement.
-        if let Err(error) = socket.set_nodelay(true) {
-            tracing::debug!("TCP_NODELAY: {error}");
-        }
-        match Arc::clone(&places).try_acquire_owned() {
-            Ok(place) => drop(sockets.spawn(serve(socket, peer, place, app.clone()))),
-            Err(_full) => refuse(&socket, connections),
+    let begin = |(socket, ends): (Socket, Ends), sockets: &mut JoinSet<()>| match Arc::clone(&places).try_acquire_owned() {
+        Ok(place) => drop(sockets.spawn(serve(socket, Arrival { ends, place: Arc::new(place) }, app.clone()))),
+        Err(_full) => {
+            serving.metrics.refused(Refused::Full);
+            refuse(&socket, connections);
         }
     };
     loop {
@@ -89,7 +107,7 @@ pub(super) async fn run(listener: TcpListener, serving: Serving, connections: us
             accepted = listener.accept() => accepted,
         };
         match accepted {
-            Ok((socket, peer)) => begin(socket, peer, &mut sockets),
+            Ok(arrived) => begin(arrived, &mut sockets),
             Err(error) if is_of_one_client(&error) => {}
             Err(error) => {
                 tracing::warn!("accept: {error}");
@@ -100,24 +118,44 @@ pub(super) async fn run(listener: TcpListener, serving: Serving, connections: us
             }
         }
     }
-    while let Some(Ok((socket, peer))) = listener.accept().now_or_never() {
-        begin(socket, peer, &mut sockets);
+    while let Some(Ok(arrived)) = listener.accept().now_or_never() {
+        begin(arrived, &mut sockets);
     }
     drop(listener);
     while sockets.join_next().await.is_some() {}
 }
 
 /// Answers the one request of a socket, or upgrades it.
-async fn serve(socket: TcpStream, peer: SocketAddr, place: OwnedSemaphorePermit, app: Router) {
-    let place = Arc::new(place);
-    let local = match socket.local_addr() {
-        Ok(local) => local,
-        Err(error) => return tracing::debug!(%peer, "its own address: {error}"),
+async fn serve(socket: Socket, arrival: Arrival, app: Router) {
+    let ends = arrival.ends.clone();
+    let served = async {
+        match socket {
+            Socket::Tcp(socket) => answer(socket, arrival, app).await?,
+            Socket::Unix(socket) => answer(socket, arrival, app).await?,
+            Socket::Tls(socket, acceptor) if tls::begins_with_tls(&socket).await? => {
+                answer(acceptor.accept(socket).await?, arrival, app).await?;
+            }
+            Socket::Tls(socket, _acceptor) => tls::refuse_plain(socket).await?,
+        }
+        Ok::<(), Box<dyn Error + Send + Sync>>(())
     };
+    // It ends with the upgrade, so what follows that has time.
+    match timeout(DEADLINE, served).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::debug!(%ends, "http: {error}"),
+        Err(_elapsed) => tracing::debug!(%ends, "http: neither upgraded nor answered within {} s", DEADLINE.as_secs()),
+    }
+}
+
+/// The same over any stream.
+async fn answer<S>(stream: S, arrival: Arrival, app: Router) -> Result<(), hyper::Error>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
     let service = hyper::service::service_fn(|request: hyper::Request<hyper::body::Incoming>| {
-        let (app, place) = (app.clone(), Arc::clone(&place));
+        let app = app.clone();
         let mut request = request.map(Body::new);
-        request.extensions_mut().insert(Arrival { peer, local, place });
+        request.extensions_mut().insert(arrival.clone());
         async move {
             let mut answer = app.oneshot(request).await?;
             // Not by a setting of the whole socket, which would say so of an upgrade too.
@@ -127,24 +165,17 @@ async fn serve(socket: TcpStream, peer: SocketAddr, place: OwnedSemaphorePermit,
             Ok::<Response, Infallible>(answer)
         }
     });
-    let served = hyper::server::conn::http1::Builder::new()
+    hyper::server::conn::http1::Builder::new()
         .max_buf_size(HEADERS)
-        .serve_connection(TokioIo::new(socket), service)
-        .with_upgrades();
-    // It ends with the upgrade, so what follows that has time.
-    match timeout(DEADLINE, served).await {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => tracing::debug!(%peer, "http: {error}"),
-        Err(_elapsed) => tracing::debug!(%peer, "http: neither upgraded nor answered within {} s", DEADLINE.as_secs()),
-    }
+        .serve_connection(TokioIo::new(stream), service)
+        .with_upgrades()
+        .await
 }
 
 /// Where a request came from.
 #[derive(Debug, Clone)]
 struct Arrival {
-    peer: SocketAddr,
-    /// The address that it reached.
-    local: SocketAddr,
+    ends: Ends,
     place: Arc<OwnedSemaphorePermit>,
 }
 
@@ -152,6 +183,7 @@ fn routes(serving: Serving) -> Router {
     Router::new()
         .route("/readyz", get(ready))
         .route("/livez", get(StatusCode::OK))
+        .route("/metrics", get(metrics))
         .route("/", any(upgrade))
         .layer(middleware::from_fn_with_state(serving.clone(), refuse_pages))
         .with_state(serving)
@@ -162,13 +194,48 @@ async fn ready(State(serving): State<Serving>) -> StatusCode {
     if is_ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }
 }
 
+/// Who connects from this machine may look, as at whether it is ready. From elsewhere, what an upgrade asks for is asked for: how
+/// much goes on here is nobody's business.
+async fn metrics(
+    State(serving): State<Serving>,
+    Extension(Arrival { ends, .. }): Extension<Arrival>,
+    headers: HeaderMap,
+) -> Response {
+    let is_elsewhere = matches!(&ends, Ends::Tcp { local, .. } if !local.ip().to_canonical().is_loopback());
+    if is_elsewhere {
+        let refusal = match serving.guard.admit(&headers) {
+            Ok(admitted) if admitted.is_scoped() => {
+                Some((StatusCode::FORBIDDEN, "this token is for connections alone".to_owned()))
+            }
+            Ok(_admitted) => None,
+            Err(text) => Some((StatusCode::UNAUTHORIZED, text)),
+        };
+        if let Some(refusal) = refusal {
+            serving.refused(Refused::Auth, &ends).await;
+            return refusal.into_response();
+        }
+    }
+    if let Err(error) = serving.peers.admit(&ends).await {
+        serving.refused(Refused::Peer, &ends).await;
+        return (StatusCode::FORBIDDEN, format!("{error}\n")).into_response();
+    }
+    ([(header::CONTENT_TYPE, METRICS_TYPE)], serving.metrics.text()).into_response()
+}
+
 /// Browsers send an Origin, programs do not: a web page must not reach a gateway on its reader's machine, also not by a name of
 /// its own that leads here.
-async fn refuse_pages(State(serving): State<Serving>, request: Request, next: Next) -> Response {
+async fn refuse_pages(
+    State(serving): State<Serving>,
+    Extension(Arrival { ends, .. }): Extension<Arrival>,
+    request: Request,
+    next: Next,
+) -> Response {
     if request.headers().contains_key(header::ORIGIN) {
+        serving.refused(Refused::Origin, &ends).await;
         return StatusCode::FORBIDDEN.into_response();
     }
     if !host::is_allowed(request.headers(), &serving.hosts) {
+        serving.refused(Refused::Host, &ends).await;
         let text = "refused: the Host of this request is no address; use one, or localhost, or start the server with --allow-host NAME\n";
         return (StatusCode::FORBIDDEN, text).into_response();
     }
@@ -177,37 +244,43 @@ async fn refuse_pages(State(serving): State<Serving>, request: Request, next: Ne
 
 async fn upgrade(
     State(serving): State<Serving>,
-    Extension(Arrival { peer, local, place }): Extension<Arrival>,
+    Extension(Arrival { ends, place }): Extension<Arrival>,
     headers: HeaderMap,
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Response {
-    if let Err(text) = serving.guard.admit(&headers) {
-        return (StatusCode::UNAUTHORIZED, text).into_response();
-    }
+    let admitted = match serving.guard.admit(&headers) {
+        Ok(admitted) => admitted,
+        Err(text) => {
+            serving.refused(Refused::Auth, &ends).await;
+            return (StatusCode::UNAUTHORIZED, text).into_response();
+        }
+    };
     let upgrade = match upgrade {
         Ok(upgrade) => upgrade,
         Err(refusal) => return refusal.into_response(),
     };
     if serving.stop.is_cancelled() {
+        serving.metrics.refused(Refused::Stopping);
         return (StatusCode::SERVICE_UNAVAILABLE, "the server is shutting down; nothing was done\n").into_response();
     }
-    if let Err(error) = serving.peers.admit(peer, local).await {
+    if let Err(error) = serving.peers.admit(&ends).await {
+        serving.refused(Refused::Peer, &ends).await;
         return (StatusCode::FORBIDDEN, format!("{error}\n")).into_response();
     }
     let upgrade = upgrade.max_frame_size(FRAME).max_message_size(MESSAGE).read_buffer_size(READ_BUFFER);
     upgrade.on_upgrade(move |socket| async move {
-        let _shutting_down = serving.upgrades.send(Upgraded { socket, peer, place }).await;
+        let _shutting_down = serving.upgrades.send(Upgraded { socket, ends, admitted, place }).await;
     })
 }
 
 /// The answer to a socket too many, as far as the system takes it at once.
-fn refuse(socket: &TcpStream, connections: usize) {
+fn refuse(socket: &Socket, connections: usize) {
     let text = format!("at most {connections} connections are served; try again later\n");
     let answer = format!(
         "HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Type: text/plain\r\nContent-Length: {}\r\n\r\n{text}",
         text.len()
     );
-    let _socket_gone = socket.try_write(answer.as_bytes());
+    socket.try_write(answer.as_bytes());
 }
 
 /// Errors of `accept(2)` that say that one client gave up, and nothing of the listener.

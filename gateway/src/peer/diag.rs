@@ -1,4 +1,4 @@
-//! One question to the kernel's `sock_diag`: whose TCP socket has these two addresses?
+//! Questions to the kernel's `sock_diag`: whose TCP socket has these two addresses, and what is the other end of a unix socket?
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink, recv, send, socket_with};
@@ -42,14 +42,70 @@ pub(super) fn socket(own: SocketAddr, other: SocketAddr) -> io::Result<Option<So
     read(&answer[..length])
 }
 
-fn request(own: SocketAddr, other: SocketAddr) -> Vec<u8> {
-    let length = HEADER + REQUEST_BODY;
-    let mut bytes = Vec::with_capacity(length);
-    bytes.extend(u32::try_from(length).unwrap_or(u32::MAX).to_ne_bytes());
+/// From `linux/unix_diag.h`: the family, what to show, the attribute that says it, and the bytes of `unix_diag_msg`.
+const UNIX: u8 = 1;
+const SHOW_PEER: u32 = 4;
+const PEER: u16 = 2;
+const UNIX_ANSWER_BODY: usize = 16;
+
+/// The number of the socket at the other end of this unix socket of our own network namespace; none if nobody has that any more,
+/// or there is no such socket. The kernel answers while it is asked, so this does not wait.
+pub(super) fn unix_peer(inode: u32) -> io::Result<Option<u32>> {
+    let diag = socket_with(AddressFamily::NETLINK, SocketType::DGRAM, SocketFlags::CLOEXEC, Some(netlink::SOCK_DIAG))?;
+    let body = [
+        // Family, protocol, and two bytes of nothing; whatever its state; whose; what; with any cookie.
+        u32::from_ne_bytes([UNIX, 0, 0, 0]),
+        u32::MAX,
+        inode,
+        SHOW_PEER,
+        u32::MAX,
+        u32::MAX,
+    ];
+    let body: Vec<u8> = body.into_iter().flat_map(u32::to_ne_bytes).collect();
+    send(&diag, &[&header(body.len())[..], &body].concat(), SendFlags::empty())?;
+    let mut answer = [0; 4096];
+    let (length, _truncated) = recv(&diag, &mut answer[..], RecvFlags::DONTWAIT)?;
+    read_unix(&answer[..length])
+}
+
+fn read_unix(answer: &[u8]) -> io::Result<Option<u32>> {
+    match kind(answer)? {
+        BY_FAMILY => {
+            let mut at = HEADER + UNIX_ANSWER_BODY;
+            while at < answer.len() {
+                let [length, kind] = word(answer, at).map(split)?;
+                if kind == PEER {
+                    return word(answer, at + 4).map(|inode| (inode != 0).then_some(inode));
+                }
+                // Each begins at a multiple of four, and none is shorter than its own head.
+                at += usize::from(length).max(4).next_multiple_of(4);
+            }
+            Ok(None)
+        }
+        ERROR => refusal(answer).map(|()| None),
+        _other => Err(nonsense()),
+    }
+}
+
+/// The two halves of four bytes.
+fn split(word: u32) -> [u16; 2] {
+    let [a, b, c, d] = word.to_ne_bytes();
+    [u16::from_ne_bytes([a, b]), u16::from_ne_bytes([c, d])]
+}
+
+/// The head of a question whose body has this many bytes.
+fn header(body: usize) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(HEADER + body);
+    bytes.extend(u32::try_from(HEADER + body).unwrap_or(u32::MAX).to_ne_bytes());
     bytes.extend(BY_FAMILY.to_ne_bytes());
     bytes.extend(REQUEST.to_ne_bytes());
     // Sequence and port: one question a socket, so neither tells anything apart.
     bytes.extend([0; 8]);
+    bytes
+}
+
+fn request(own: SocketAddr, other: SocketAddr) -> Vec<u8> {
+    let mut bytes = header(REQUEST_BODY);
     bytes.extend([if own.is_ipv4() { INET } else { INET6 }, TCP, 0, 0]);
     // Whatever its state.
     bytes.extend(u32::MAX.to_ne_bytes());
@@ -75,20 +131,33 @@ fn address(ip: IpAddr) -> [u8; 16] {
 }
 
 fn read(answer: &[u8]) -> io::Result<Option<Socket>> {
-    let nonsense = || io::Error::new(io::ErrorKind::InvalidData, "the kernel's answer is not understood");
-    let word = |at: usize| {
-        let bytes = answer.get(at..at + 4).and_then(|bytes| bytes.try_into().ok()).ok_or_else(nonsense)?;
-        Ok::<u32, io::Error>(u32::from_ne_bytes(bytes))
-    };
-    let kind = answer.get(4..6).and_then(|bytes| bytes.try_into().ok()).map(u16::from_ne_bytes).ok_or_else(nonsense)?;
-    match kind {
+    match kind(answer)? {
         BY_FAMILY if answer.len() >= HEADER + ANSWER_BODY => {
-            Ok(Some(Socket { state: answer[HEADER + 1], uid: word(HEADER + 64)?, inode: word(HEADER + 68)? }))
+            Ok(Some(Socket { state: answer[HEADER + 1], uid: word(answer, HEADER + 64)?, inode: word(answer, HEADER + 68)? }))
         }
-        ERROR => match Errno::from_raw_os_error(word(HEADER)?.cast_signed().wrapping_neg()) {
-            Errno::NOENT => Ok(None),
-            errno => Err(errno.into()),
-        },
+        ERROR => refusal(answer).map(|()| None),
         _other => Err(nonsense()),
     }
+}
+
+/// What kind of message an answer is.
+fn kind(answer: &[u8]) -> io::Result<u16> {
+    word(answer, 4).map(|word| split(word)[0])
+}
+
+fn word(answer: &[u8], at: usize) -> io::Result<u32> {
+    let bytes = answer.get(at..at + 4).and_then(|bytes| bytes.try_into().ok()).ok_or_else(nonsense)?;
+    Ok(u32::from_ne_bytes(bytes))
+}
+
+/// An error that the kernel answered; that there is no such socket is none.
+fn refusal(answer: &[u8]) -> io::Result<()> {
+    match Errno::from_raw_os_error(word(answer, HEADER)?.cast_signed().wrapping_neg()) {
+        Errno::NOENT => Ok(()),
+        errno => Err(errno.into()),
+    }
+}
+
+fn nonsense() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "the kernel's answer is not understood")
 }

@@ -50,6 +50,12 @@ pub(super) fn look() -> io::Result<()> {
     }
 }
 
+/// A process by its number, with its ancestors; none if it or one of them went away meanwhile.
+pub(super) fn by_number(pid: u32) -> io::Result<Option<Holder>> {
+    look()?;
+    Ok(lineage(pid).map(|lineage| Holder { lineage }))
+}
+
 /// The first process that is seen to hold the socket. Nobody outside of the spawner's descendants can have been handed a
 /// socket of one of those that are confined, so the first one speaks for all.
 pub(super) fn of(inode: u32) -> io::Result<Option<Holder>> {

@@ -77,7 +77,8 @@ pub(crate) fn prepare(
     let own_view = policy.is_some_and(|policy| policy.files != Files::Unrestricted);
     let may_dial = policy.is_some_and(|policy| policy.network == Network::Enabled);
     let policy = policy.map(|policy| Bytes(policy.encode()));
-    Ok((Launch { session, policy, own_view, allow_unprotected, may_dial, command, stdio }, ends))
+    let limits = params.limits.unwrap_or_default();
+    Ok((Launch { session, policy, own_view, allow_unprotected, limits, may_dial, command, stdio }, ends))
 }
 
 /// The error of a start that failed.

@@ -4,3 +4,4 @@ pub(crate) mod env;
 pub(crate) mod launch;
 pub(crate) mod pty;
 pub(crate) mod pump;
+pub(crate) mod running;

@@ -6,11 +6,13 @@
 
 use super::launch::Ends;
 use super::pty;
+use super::running::Running;
 use crate::helper::socket::watch_fd;
 use crate::helper::spawner::{Child, Ended, KILL, Spawner};
 use portcullis_protocol::denial::Denials;
 use portcullis_protocol::event::Stream;
 use portcullis_protocol::helper::ExitStatus;
+use portcullis_protocol::limit::LimitReached;
 use portcullis_protocol::process::Size;
 use portcullis_protocol::signal::Signal;
 use rustix::io::Errno;
@@ -37,9 +39,9 @@ const RESERVE: u64 = 1 << 20;
 pub(crate) enum Feed {
     /// The process wrote.
     Output { stream: Stream, chunk: Vec<u8> },
-    /// It ended, and this is what its sandbox was seen to refuse. `failure` says why its status is not known, or why its
+    /// It ended, and this is what its sandbox was seen to refuse, and what limits it reached. `failure` says why its status is not known, or why its
     /// sandbox ended it.
-    Exited { code: i32, denials: Denials, failure: Option<String> },
+    Exited { code: i32, denials: Denials, failure: Option<String>, limits: Vec<LimitReached> },
     /// It ended and its streams did; the pump's last word.
     Closed,
     /// So many bytes of one chunk of input were written, which makes room in the queue.
@@ -65,6 +67,7 @@ struct Orders {
 /// The session's end of a pump.
 #[derive(Debug)]
 pub(crate) struct Controls {
+    child: u64,
     orders: watch::Sender<Orders>,
     /// None once the input shall end.
     input: Option<mpsc::Sender<Vec<u8>>>,
@@ -90,9 +93,14 @@ impl Controls {
         self.orders.send_modify(|orders| orders.size = Some((orders.size.map_or(1, |(count, _)| count + 1), size)));
     }
 
-    /// SIGKILL to the process group.
+    /// SIGKILL to everything that came of the process.
     pub(crate) fn kill(&self) {
         self.orders.send_modify(|orders| orders.kill = true);
+    }
+
+    /// Names the process to the spawner.
+    pub(crate) fn child(&self) -> u64 {
+        self.child
     }
 
     /// What others hold open after the end is not read any more.
@@ -135,6 +143,7 @@ pub(crate) struct Pump {
     resized: u64,
     has_killed: bool,
     has_exited: bool,
+    running: Running,
 }
 
 #[derive(Debug)]
@@ -155,6 +164,7 @@ impl Pump {
         ends: Ends,
         spawner: Spawner,
         feeds: mpsc::Sender<(u64, Feed)>,
+        running: Running,
     ) -> io::Result<(Self, Controls)> {
         let mut sources = Vec::new();
         for (stream, fd) in ends.sources {
@@ -180,8 +190,9 @@ impl Pump {
             resized: 0,
             has_killed: false,
             has_exited: false,
+            running,
         };
-        Ok((pump, Controls { orders, input: Some(input) }))
+        Ok((pump, Controls { child: child.id, orders, input: Some(input) }))
     }
 
     /// Ends after the close, or when the session is gone; answers its key.
@@ -294,13 +305,17 @@ impl Pump {
             }
         }
         let feed = match ended {
-            Some(Ended { status, denials, failure }) => Feed::Exited { code: status.code(), denials, failure },
+            Some(Ended { status, denials, failure, limits }) => {
+                self.running.ended(Some(status), &denials).await;
+                Feed::Exited { code: status.code(), denials, failure, limits }
+            }
             None => {
+                self.running.ended(None, &Denials::default()).await;
                 // What it may have left behind cannot be ended any more, so nobody shall wait for the end of its output.
                 self.sources.clear();
                 let text = "the spawner died: whether the process lives on is not known, and nothing can reach it";
                 let code = ExitStatus::Signal(KILL).code();
-                Feed::Exited { code, denials: Denials::default(), failure: Some(text.to_owned()) }
+                Feed::Exited { code, denials: Denials::default(), failure: Some(text.to_owned()), limits: Vec::new() }
             }
         };
         self.feed(feed).await?;

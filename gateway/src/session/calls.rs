@@ -3,11 +3,11 @@
 use super::guard::{Bounds, Guard};
 use super::message::{Answer, Call, Output, Start};
 use super::operations::Come;
-use super::process::{Ended, Phase, Process, Starting, Unparked, Written};
+use super::process::{Ended, PARKED, Phase, Process, Starting, Unparked, Written};
 use super::state::State;
 use crate::reply;
 use portcullis_protocol::helper::Enforced;
-use portcullis_protocol::limit::Scope;
+use portcullis_protocol::limit::{LimitInForce, Scope, TreeEnd};
 use portcullis_protocol::process::{ListResult, Size, StartResult, TerminateResult, WriteParams, WriteResult, WriteStatus};
 use portcullis_protocol::rpc::{RpcError, code};
 use portcullis_protocol::signal::Signal;
@@ -69,13 +69,20 @@ impl State {
         self.reply(call, Answer::Start(Err(RpcError::new(code::INVALID_REQUEST, text))));
     }
 
-    pub(super) fn started(&mut self, key: u64, sandbox_type: &'static str, enforcement: Option<Box<Enforced>>) {
+    pub(super) fn started(
+        &mut self,
+        key: u64,
+        sandbox_type: &'static str,
+        enforcement: Option<Box<Enforced>>,
+        (limits, tree): (Vec<LimitInForce>, TreeEnd),
+    ) {
         let Some(process) = self.processes.get_mut(&key) else { return };
         let Phase::Starting(starting) = &mut process.phase else { return };
         let Starting { calls, kill, signals } = std::mem::take(starting);
         process.phase = Phase::Running;
         let (process_id, sandbox_type) = (process.id.to_string(), sandbox_type.to_owned());
-        let result = StartResult { process_id, sandbox_type, enforcement, limits: Vec::new() };
+        let result = StartResult { process_id, sandbox_type, enforcement, limits };
+        process.tree = Some(tree);
         process.started = Some(result.clone());
         if let Some(operation) = &process.operation {
             self.operations.record(&operation_name(&process.id, operation));
@@ -134,7 +141,8 @@ impl State {
                 let text = format!(
                     "write to process {process_id}: writes of {parked} bytes wait for their processes already; send it again when some were answered"
                 );
-                return self.reply(call, Answer::Write(Err(RpcError::new(code::INVALID_REQUEST, text))));
+                let error = reply::limit(text, "waiting-input-bytes", PARKED_BYTES, Scope::Session);
+                return self.reply(call, Answer::Write(Err(error)));
             }
         }
         let Some((key, process)) = self.named(&process_id) else { return };
@@ -148,7 +156,7 @@ impl State {
             }
             Written::Parked => {}
             Written::TooMany => {
-                let error = RpcError::new(code::INVALID_REQUEST, format!("too many writes wait for process {process_id}"));
+                let error = too_many_writes(&process_id);
                 self.reply(call, Answer::Write(Err(error)));
             }
         }
@@ -169,7 +177,7 @@ impl State {
                 self.reply(call, Answer::Done(Ok(())));
             }
             Ended::Parked => {}
-            Ended::TooMany => self.refuse(call, format!("too many writes wait for process {id}")),
+            Ended::TooMany => self.reply(call, Answer::Done(Err(too_many_writes(id)))),
         }
     }
 
@@ -209,9 +217,10 @@ impl State {
         self.reply(call, Answer::Done(Ok(())));
     }
 
-    pub(super) fn terminate(&mut self, call: Call, id: &str, at: Instant, now: Instant) {
+    pub(super) fn terminate(&mut self, call: Call, id: &str, at: Instant, report: bool, now: Instant) {
         let named = self.named(id).map(|(key, process)| (key, process.is_live(), process.phase == Phase::Running));
         let running = named.is_some_and(|(_, is_live, _)| is_live);
+        let ended = self.named(id).and_then(|(_, process)| process.tree).filter(|_| report);
         match named {
             // One that does not run yet cannot tidy up, and what an ended one has left behind has had its time.
             Some((key, _, true)) if at > now => {
@@ -221,15 +230,16 @@ impl State {
             Some((key, ..)) => self.kill(key),
             None => {}
         }
-        self.reply(call, Answer::Terminate(TerminateResult { running, ended: None }));
+        self.reply(call, Answer::Terminate(TerminateResult { running, ended }));
     }
 
-    /// A process that starts is killed as soon as it runs.
+    /// Ends a process and everything that came of it, also what it has left behind. One that starts is killed as soon as it runs.
     pub(super) fn kill(&mut self, key: u64) {
         match self.processes.get_mut(&key).map(|process| &mut process.phase) {
             Some(Phase::Starting(starting)) => starting.kill = true,
             Some(Phase::Running) => self.outputs.push_back(Output::Kill { key }),
-            Some(Phase::Exited(_) | Phase::Closed(_)) | None => {}
+            Some(Phase::Exited(_) | Phase::Closed(_)) => self.outputs.push_back(Output::KillLeft { key }),
+            None => {}
         }
     }
 
@@ -278,4 +288,9 @@ impl State {
 /// An operation is a process's own: its name holds both, and no other pair gives the same.
 fn operation_name(process: &str, operation: &str) -> String {
     format!("{} {process} {operation}", process.len())
+}
+
+fn too_many_writes(process: &str) -> RpcError {
+    let text = format!("too many writes wait for process {process}");
+    reply::limit(text, "waiting-writes", PARKED, Scope::Process)
 }

@@ -63,6 +63,11 @@ impl Guard {
         self.kill_at = Some(self.kill_at.map_or(at, |earlier| earlier.min(at)));
     }
 
+    /// It was interrupted, and is killed if it does not end soon.
+    pub(super) fn interrupted(&mut self, now: Instant) {
+        self.ends(now + INTERRUPTED);
+    }
+
     /// It ended: whether there is still something to guard.
     pub(super) fn exited(&mut self, now: Instant) -> bool {
         let drain = self.bounds.drain;

@@ -5,12 +5,14 @@ use super::guard::Bounds;
 use super::log::{Extent, Write};
 use crate::process::pump::Feed;
 use portcullis_protocol::helper::Enforced;
+use portcullis_protocol::limit::{LimitInForce, TreeEnd};
 use portcullis_protocol::logged::{AcknowledgeParams, WhenFull};
 use portcullis_protocol::process::{
     ListResult, ReadParams, ReadResult, Size, StartResult, TerminateResult, WriteParams, WriteResult,
 };
 use portcullis_protocol::rpc::RpcError;
 use portcullis_protocol::signal::Signal;
+use std::num::NonZeroU64;
 use std::time::Duration;
 
 /// Names a call that wants an answer.
@@ -38,6 +40,8 @@ pub(super) struct Start {
     /// What becomes of its output when there is no room for it and nobody is attached.
     pub(super) when_full: WhenFull,
     pub(super) bounds: Bounds,
+    /// Bytes of output.
+    pub(super) output: Option<NonZeroU64>,
 }
 
 /// On what terms a connection takes a session.
@@ -92,6 +96,9 @@ pub(super) enum Input {
         sandbox_type: &'static str,
         /// What is enforced on it, if its client wants to know.
         enforcement: Option<Box<Enforced>>,
+        /// By the kernel.
+        limits: Vec<LimitInForce>,
+        tree: TreeEnd,
     },
     StartFailed {
         key: u64,
@@ -153,6 +160,8 @@ pub(super) enum Input {
         process: String,
         /// Between SIGTERM and SIGKILL; zero for SIGKILL at once.
         grace: Duration,
+        /// The answer is to say how everything is ended.
+        report: bool,
     },
     Feed {
         key: u64,
@@ -229,6 +238,10 @@ pub(super) enum Output {
         signal: Signal,
     },
     Kill {
+        key: u64,
+    },
+    /// What an ended process has left behind is to end.
+    KillLeft {
         key: u64,
     },
     /// Output that others hold open after the end is not waited for any more.

@@ -8,6 +8,7 @@ mod calls;
 mod delivery;
 mod guard;
 mod ledger;
+mod limit;
 mod log;
 mod message;
 mod operations;
@@ -22,12 +23,16 @@ pub(crate) use delivery::Proof;
 pub(crate) use message::{SpoolLimits, Terms};
 pub(crate) use order::{Order, Turn};
 
+use crate::audit::Audit;
 use crate::budget::{Budget, Charge};
 use crate::handles::Handles;
 use crate::helper::spawner::Spawner;
 use crate::link::{Doubt, Outgoing};
+use crate::metrics::Metrics;
+use crate::scope::Digest;
 use futures_util::future::BoxFuture;
 use portcullis_protocol::fs::Empty;
+use portcullis_protocol::limit::ProcessLimits;
 use portcullis_protocol::logged::AcknowledgeParams;
 use portcullis_protocol::process::{
     CloseStdinParams, ListResult, ReadParams, ReadResult, ResizeParams, SignalParams, StartParams, StartResult, TerminateParams,
@@ -35,6 +40,7 @@ use portcullis_protocol::process::{
 };
 use portcullis_protocol::rpc::RpcError;
 use portcullis_sandbox::policy::Policy;
+use sha2::{Digest as _, Sha256};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -56,9 +62,17 @@ pub(crate) struct SessionConfig {
     pub(crate) allow_unprotected: bool,
     /// SHELL of a process with a terminal.
     pub(crate) shell: String,
+    /// The most that each start may use, whatever it asks for.
+    pub(crate) process_limits: ProcessLimits,
     /// Where output waits for which there is no room while nobody is attached, and how much of it.
     pub(crate) spool: PathBuf,
     pub(crate) spool_limits: SpoolLimits,
+    /// Where it is counted.
+    pub(crate) metrics: Arc<Metrics>,
+    /// Where the ends of its processes are recorded.
+    pub(crate) audit: Option<Audit>,
+    /// The scope of its clients' tokens, if these have one: nobody else's gets it.
+    pub(crate) scope: Option<Digest>,
     /// Processes of the session that may live at a time.
     pub(crate) most_processes: usize,
     /// What it shares of those of all sessions.
@@ -76,13 +90,25 @@ pub(crate) struct Places {
 #[derive(Debug, Clone)]
 pub(crate) struct SessionHandle {
     id: Arc<str>,
+    mark: Arc<str>,
+    scope: Option<Digest>,
     commands: mpsc::Sender<Command>,
 }
 
 impl SessionHandle {
+    /// The scope of the tokens of its clients.
+    pub(crate) fn scope(&self) -> Option<Digest> {
+        self.scope
+    }
+
     /// Its name, which is a secret of its client.
     pub(crate) fn id(&self) -> Arc<str> {
         Arc::clone(&self.id)
+    }
+
+    /// What logs and records name it by.
+    pub(crate) fn mark(&self) -> Arc<str> {
+        Arc::clone(&self.mark)
     }
 
     /// Puts a command in line.
@@ -195,6 +221,14 @@ pub(crate) fn start(
     config: SessionConfig,
 ) -> (SessionHandle, impl Future<Output = ()> + Send + use<>) {
     let (commands, queue) = mpsc::channel(QUEUE);
-    let task = task::Task::new(Arc::clone(&id), spawner, config);
-    (SessionHandle { id, commands }, task.run(queue))
+    let (scope, mark) = (config.scope, mark(&id));
+    let task = task::Task::new(Arc::clone(&id), Arc::clone(&mark), spawner, config);
+    (SessionHandle { id, mark, scope, commands }, task.run(queue))
+}
+
+/// The beginning of the SHA-256 of a session's id. Whoever knows an id may have the session, so that no log names it; ids are
+/// random, so that nobody finds one from this.
+fn mark(id: &str) -> Arc<str> {
+    let digest = Sha256::digest(id);
+    digest[..6].iter().map(|byte| format!("{byte:02x}")).collect::<String>().into()
 }

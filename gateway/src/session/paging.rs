@@ -8,6 +8,8 @@ use super::log::{Draft, Wanted};
 use super::message::{Answer, Call, Output};
 use super::process::Phase;
 use super::state::State;
+use crate::reply;
+use portcullis_protocol::limit::Scope;
 use portcullis_protocol::process::{ReadParams, ReadResult};
 use portcullis_protocol::rpc::{RpcError, code};
 use std::time::{Duration, Instant};
@@ -65,7 +67,8 @@ impl State {
             self.catches_up(now);
         }
         if waits && self.readers.len() >= READERS {
-            return self.reply(call, refuse(format!("at most {READERS} reads may wait in a session")));
+            let text = format!("at most {READERS} reads may wait in a session");
+            return self.reply(call, Answer::read_failed(reply::limit(text, "waiting-reads", READERS, Scope::Session)));
         }
         let wanted = Wanted { after, max_bytes: params.max_bytes, events: params.events };
         let reader = Reader { call, key, wanted, deadline: now + wait };

@@ -1,10 +1,12 @@
 //! What a session knows of one process. Sans-IO.
 
 use super::ledger::Ledger;
+use super::limit::OutputLimit;
 use super::log::{EventLog, Limits};
 use super::message::{Call, Start};
 use crate::process::pump::INPUT_QUEUE;
 use portcullis_protocol::denial::Denials;
+use portcullis_protocol::limit::{LimitReached, TreeEnd};
 use portcullis_protocol::process::{ListedProcess, ProcessState, ReadResult, StartResult, WriteStatus};
 use portcullis_protocol::signal::Signal;
 use std::collections::VecDeque;
@@ -18,7 +20,7 @@ const WINDOW: u64 = 128 * 1024;
 const INPUT_BYTES: usize = 16 << 20;
 
 /// Writes that wait for a place in the queue; the calls in flight of a connection bound it before that.
-const PARKED: usize = 256;
+pub(super) const PARKED: usize = 256;
 
 /// One process, from its start until it is forgotten.
 #[derive(Debug)]
@@ -38,6 +40,11 @@ pub(super) struct Process {
     pub(super) failure: Option<String>,
     /// What its sandbox was seen to refuse, once it ended.
     pub(super) denials: Arc<Denials>,
+    pub(super) output: OutputLimit,
+    /// The limits that it reached, as far as they can be seen.
+    pub(super) reached: Vec<LimitReached>,
+    /// How everything that comes of it is ended, once it runs.
+    pub(super) tree: Option<TreeEnd>,
     granted: u64,
     received: u64,
 }
@@ -112,7 +119,7 @@ pub(super) enum Written {
 
 impl Process {
     pub(super) fn starting(id: Arc<str>, call: Call, start: Start, spool_bytes: u64) -> Self {
-        let Start { tty, takes_input, operation, at_ms: started_at_ms, when_full, .. } = start;
+        let Start { tty, takes_input, operation, at_ms: started_at_ms, when_full, output, .. } = start;
         let input = Input { open: takes_input, ledger: Ledger::default(), chunks: 0, bytes: 0, parked: VecDeque::new() };
         Self {
             id,
@@ -126,6 +133,9 @@ impl Process {
             read_at: None,
             failure: None,
             denials: Arc::default(),
+            output: OutputLimit::new(output),
+            reached: Vec::new(),
+            tree: None,
             granted: 0,
             received: 0,
         }
@@ -165,7 +175,7 @@ impl Process {
 
     /// Bytes held. What the log and the process share counts twice: either may be the one that keeps it.
     pub(super) fn bytes(&self) -> usize {
-        self.log.bytes() + self.denials.size()
+        self.log.bytes() + self.denials.size() + self.reached.iter().map(LimitReached::size).sum::<usize>()
     }
 
     /// Counts output that the pump brought.
@@ -206,7 +216,7 @@ impl Process {
             sandbox_denied: exit_code.is_some_and(|code| self.denials.failed_it(code)),
             denials: self.denials.list.clone(),
             denials_more: self.denials.more,
-            limits: Vec::new(),
+            limits: self.reached.clone(),
             gap: None,
             events: None,
         }
@@ -323,7 +333,16 @@ mod tests {
     fn process() -> Process {
         let when_full = WhenFull::Pause;
         let bounds = Bounds::default();
-        let start = Start { process: String::new(), tty: false, takes_input: true, operation: None, at_ms: 0, when_full, bounds };
+        let start = Start {
+            process: String::new(),
+            tty: false,
+            takes_input: true,
+            operation: None,
+            at_ms: 0,
+            when_full,
+            bounds,
+            output: None,
+        };
         Process::starting("p".into(), 0, start, 0)
     }
 

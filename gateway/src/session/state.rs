@@ -102,7 +102,9 @@ impl State {
             Input::Change { call, operation, digest } => self.change(call, operation, digest),
             Input::Changed { operation, outcome } => self.changed(operation, outcome),
             Input::Start { call, start } => self.start(call, start, now),
-            Input::Started { key, sandbox_type, enforcement } => self.started(key, sandbox_type, enforcement),
+            Input::Started { key, sandbox_type, enforcement, limits, tree } => {
+                self.started(key, sandbox_type, enforcement, (limits, tree));
+            }
             Input::StartFailed { key, error } => self.start_failed(key, error),
             Input::Read { call, params } => self.read(call, &params, now),
             Input::Acknowledge { call, params } => self.acknowledge(call, &params),
@@ -116,7 +118,9 @@ impl State {
             Input::Resize { call, process, size } => self.resize(call, &process, size),
             Input::List { call } => self.list(call),
             Input::Signal { call, process, signal } => self.signal(call, &process, signal),
-            Input::Terminate { call, process, grace } => self.terminate(call, &process, now + grace.min(LONGEST_GRACE), now),
+            Input::Terminate { call, process, grace, report } => {
+                self.terminate(call, &process, now + grace.min(LONGEST_GRACE), report, now);
+            }
             Input::Feed { key, feed } => self.feed(key, feed, now),
             Input::PumpLost { key } => self.pump_lost(key, now),
             Input::Timeout => {}
@@ -159,6 +163,11 @@ impl State {
             return Some(text);
         }
         None
+    }
+
+    /// Whether nobody is connected to it.
+    pub(super) fn is_detached(&self) -> bool {
+        !matches!(self.attachment, Attachment::Attached { .. })
     }
 
     /// Whether a process lives.
@@ -274,24 +283,20 @@ impl State {
     fn feed(&mut self, key: u64, feed: Feed, now: Instant) {
         let Some(process) = self.processes.get_mut(&key) else { return };
         match feed {
-            Feed::Output { stream, chunk } => {
-                self.guards.get_mut(&key).into_iter().for_each(|guard| guard.heard(now));
-                let Some(process) = self.processes.get_mut(&key) else { return };
-                process.received(chunk.len());
-                self.append(key, Event::Output { stream, chunk });
-                self.grant(key);
-            }
-            Feed::Exited { code, denials, failure } => {
+            Feed::Output { stream, chunk } => self.output(key, stream, chunk, now),
+            Feed::Exited { code, denials, failure, limits } => {
                 let denials = Arc::new(denials);
                 process.phase = Phase::Exited(code);
                 // What ended it from outside says more than how it ended.
                 process.failure = process.failure.take().or(failure);
                 process.denials = Arc::clone(&denials);
                 process.input.close();
+                process.reached.extend(limits);
+                let limits = process.reached.clone();
                 if self.guards.get_mut(&key).is_some_and(|guard| !guard.exited(now)) {
                     self.guards.remove(&key);
                 }
-                self.append(key, Event::Exited { code, denials, limits: Vec::new() });
+                self.append(key, Event::Exited { code, denials, limits });
                 self.unpark(key);
             }
             Feed::Closed => self.close(key, now),
@@ -326,7 +331,7 @@ impl State {
         let Some(process) = self.processes.get(&key) else { return };
         if process.is_live() {
             let failure = Some("the process was lost by the server and killed".to_owned());
-            self.feed(key, Feed::Exited { code: 137, denials: Denials::default(), failure }, now);
+            self.feed(key, Feed::Exited { code: 137, denials: Denials::default(), failure, limits: Vec::new() }, now);
         }
         self.close(key, now);
     }
@@ -335,14 +340,13 @@ impl State {
     fn end(&mut self) {
         self.attachment = Attachment::Ended;
         self.unsent.clear();
-        let keys: Vec<u64> = self.processes.keys().copied().collect();
-        for key in keys {
-            self.kill(key);
-        }
+        // What ended processes have left ends with the session.
+        let live: Vec<u64> = self.processes.iter().filter(|(_, process)| process.is_live()).map(|(key, _)| *key).collect();
+        live.into_iter().for_each(|key| self.kill(key));
         self.outputs.push_back(Output::End);
     }
 
-    fn append(&mut self, key: u64, event: Event) {
+    pub(super) fn append(&mut self, key: u64, event: Event) {
         let Some(process) = self.processes.get_mut(&key) else { return };
         let had_unsent = process.log.has_unsent();
         if process.log.append(event).is_none() {

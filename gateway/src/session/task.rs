@@ -5,15 +5,15 @@ mod output;
 mod start;
 
 use self::start::Begun;
-
 use super::message::{Answer, Call, Input, Output, Retention, Start};
 use super::spool::{Done, Spools};
 use super::state::State;
 use super::{AttachError, Attachment, Change, Command, Newcomer, Order, Page, Reply, SessionConfig, Turn};
 use crate::budget::{Budget, Charge};
 use crate::handles::Handles;
-use crate::helper::spawner::Spawner;
+use crate::helper::spawner::{KILL, Spawner};
 use crate::link::Outgoing;
+use crate::metrics::Present;
 use crate::process::launch;
 use crate::process::pump::{Controls, Feed};
 use futures_util::StreamExt;
@@ -40,6 +40,10 @@ const CLOSE_DEADLINE: Duration = Duration::from_secs(2);
 
 pub(super) struct Task {
     id: Arc<str>,
+    /// What logs name it by.
+    mark: Arc<str>,
+    /// Counts it, and once more while nobody is connected to it.
+    present: (Present, Option<Present>),
     spawner: Spawner,
     config: SessionConfig,
     state: State,
@@ -54,6 +58,8 @@ pub(super) struct Task {
     starts: FuturesUnordered<BoxFuture<'static, Begun>>,
     /// Pages that wait for room on their connection.
     rooms: FuturesUnordered<BoxFuture<'static, (Call, Charge)>>,
+    /// Words to the spawner about what ended processes have left. The calls that want it bound them.
+    kills: FuturesUnordered<BoxFuture<'static, ()>>,
     spools: Spools,
     controls: HashMap<u64, Controls>,
     /// Of the processes that live, among those of all sessions.
@@ -87,17 +93,22 @@ enum Wake {
     Spool(u64, Done),
     Reserved(Call, Charge),
     Room(bool),
+    Killed,
     Timeout,
 }
 
 impl Task {
-    pub(super) fn new(id: Arc<str>, spawner: Spawner, config: SessionConfig) -> Self {
+    pub(super) fn new(id: Arc<str>, mark: Arc<str>, spawner: Spawner, config: SessionConfig) -> Self {
+        tracing::info!(session = &*mark, "session made");
+        let present = (config.metrics.session(), Some(config.metrics.detached_session()));
         let retention = Retention { detached: config.retention, closed: config.retention };
         let (feed, feeds) = mpsc::channel(FEEDS);
         let spools = Spools::new(config.spool.clone());
         let state = State::new(retention, config.spool_limits, config.most_processes, now());
         Self {
             id,
+            mark,
+            present,
             spawner,
             config,
             state,
@@ -109,6 +120,7 @@ impl Task {
             changes: FuturesUnordered::new(),
             starts: FuturesUnordered::new(),
             rooms: FuturesUnordered::new(),
+            kills: FuturesUnordered::new(),
             spools,
             controls: HashMap::new(),
             places: HashMap::new(),
@@ -125,15 +137,23 @@ impl Task {
             let wake = self.wait(&mut commands).await;
             self.take_in(wake);
             self.act();
+            self.count();
             self.announce();
         }
-        tracing::debug!(session = &*self.id, "session ended");
+        tracing::info!(session = &*self.mark, "session ended");
         // Whoever is in line learns from the drop of its reply that it came too late.
         commands.close();
         while commands.try_recv().is_ok() {}
         self.callers.clear();
         self.attached = None;
         self.finish().await;
+    }
+
+    fn count(&mut self) {
+        let is_detached = self.state.is_detached();
+        if is_detached != self.present.1.is_some() {
+            self.present.1 = is_detached.then(|| self.config.metrics.detached_session());
+        }
     }
 
     async fn wait(&mut self, commands: &mut mpsc::Receiver<Command>) -> Wake {
@@ -146,6 +166,7 @@ impl Task {
             Some((operation, outcome)) = self.changes.next() => Wake::Changed(operation, outcome),
             Some(ended) = self.pumps.join_next_with_id() => Wake::Pump(ended),
             Some((key, done)) = self.spools.next() => Wake::Spool(key, done),
+            Some(()) = self.kills.next() => Wake::Killed,
             Some((call, room)) = self.rooms.next() => Wake::Reserved(call, room),
             room = reserve(connection), if connection.is_some() => Wake::Room(room),
             () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => Wake::Timeout,
@@ -176,7 +197,7 @@ impl Task {
             }
             // The connection is on its way out: its detach will come.
             Wake::Room(false) => self.attached = None,
-            Wake::Room(true) => {}
+            Wake::Room(true) | Wake::Killed => {}
             Wake::Timeout => self.handle(Input::Timeout),
         }
     }
@@ -196,7 +217,9 @@ impl Task {
                 let (operation, digest) = (change.operation.clone(), change.digest);
                 (Caller::Change(change, reply), Input::Change { call, operation, digest })
             }
-            Command::Start { params, policy, turn, reply } => {
+            Command::Start { mut params, policy, turn, reply } => {
+                let limits = params.limits.unwrap_or_default().narrowed_by(&self.config.process_limits);
+                params.limits = Some(limits);
                 if let Err(error) = launch::check(&params, policy.is_some()) {
                     let _caller_gone = reply.send(Err(error));
                     return;
@@ -209,6 +232,7 @@ impl Task {
                     at_ms: unix_ms(),
                     when_full: params.when_full.unwrap_or_default(),
                     bounds: start::bounds(&params),
+                    output: limits.output_bytes,
                 };
                 (Caller::Prepare(params, policy, turn, reply), Input::Start { call, start })
             }
@@ -227,7 +251,7 @@ impl Task {
             }
             Command::Terminate { params, reply } => {
                 let grace = Duration::from_millis(params.grace_ms.unwrap_or(0));
-                (Caller::Terminate(reply), Input::Terminate { call, process: params.process_id, grace })
+                (Caller::Terminate(reply), Input::Terminate { call, process: params.process_id, grace, report: params.report })
             }
             Command::Close => return self.handle(Input::Close),
         };
@@ -271,6 +295,7 @@ impl Task {
                 Output::Resize { key, size } => self.with(key, |controls| controls.resize(size)),
                 Output::Signal { key, signal } => self.with(key, |controls| controls.signal(signal)),
                 Output::Kill { key } => self.with(key, |controls| controls.kill()),
+                Output::KillLeft { key } => self.kill_left(key),
                 Output::Abandon { key } => self.with(key, |controls| controls.leave_output()),
                 Output::Forget { key } => {
                     self.controls.remove(&key);
@@ -278,6 +303,15 @@ impl Task {
                 }
                 Output::End => self.has_ended = true,
             }
+        }
+    }
+
+    /// The pump may have ended, so the spawner is told directly.
+    fn kill_left(&mut self, key: u64) {
+        if let Some(child) = self.controls.get(&key).map(Controls::child) {
+            let spawner = self.spawner.clone();
+            // With the spawner everything ends.
+            self.kills.push(Box::pin(async move { drop(spawner.signal(child, KILL).await) }));
         }
     }
 
@@ -333,7 +367,7 @@ impl Task {
                 }
             };
             let Ok(wake) = timeout_at(deadline, wake).await else {
-                tracing::warn!(session = &*self.id, "processes of a closed session are not dead yet");
+                tracing::warn!(session = &*self.mark, "processes of a closed session are not dead yet");
                 break;
             };
             self.take_in(wake);

@@ -16,6 +16,7 @@ mod serve;
 mod trace;
 mod view;
 mod walk;
+mod watch;
 mod write;
 
 use portcullis_protocol::helper::{FsDone, FsError, FsOperation, OpenMode};
@@ -78,6 +79,7 @@ fn act(view: &View, operation: &FsOperation, payload: &[u8], descriptors: Vec<Ow
         FsOperation::Remove { path, recursive, force, follow } => {
             remove::remove(view, path, remove::Manner { recursive: *recursive, force: *force, follow: *follow }).into()
         }
+        FsOperation::WatchMissing { path, others, present } => watch::missing(view, path, others, present.as_ref()),
         FsOperation::Copy { source, destination, recursive } => copy::copy(view, source, destination, *recursive).into(),
     }
 }

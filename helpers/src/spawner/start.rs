@@ -1,15 +1,19 @@
-//! Starting: workers, launchers, and sandboxes with their init.
+//! Starting: workers, and processes with their keepers.
 
 use super::{MOST_LAUNCHES, Removal, Spawner};
+use crate::cgroup::Group;
 use crate::children::Name;
 use crate::dispatch::complain;
 use crate::init::{self, Given};
+use crate::keeper;
 use crate::launch::{self, Order, failed};
+use crate::limit::{self, Decided};
 use crate::pending::Launch;
 use crate::probe;
 use crate::sys::{self, Fork};
-use crate::tether::{self, Leftovers, Outcome, Tether};
-use portcullis_protocol::helper::{NamespaceLayer, SpawnerEvent, Step};
+use crate::tether::{self, Kind, Leftovers, Outcome, Tether};
+use portcullis_protocol::helper::{NamespaceLayer, SpawnerEvent, Step, StepFailed};
+use portcullis_protocol::limit::{ProcessLimits, TreeEnd};
 use portcullis_sandbox::namespaces;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -33,7 +37,7 @@ impl Spawner {
         }
     }
 
-    pub(super) fn start(&mut self, id: u64, order: Order) {
+    pub(super) fn start(&mut self, id: u64, order: Order, asked: &ProcessLimits) {
         let wanted = if order.tty { 1 } else { 3 };
         let refusal = if order.descriptors.len() != wanted {
             Some(failed(Step::Frame, "start: wrong number of descriptors", Some(Errno::INVAL)))
@@ -54,20 +58,22 @@ impl Spawner {
                 return self.tell(&SpawnerEvent::StartFailed { id, failure });
             }
         };
-        let forked = match self.namespaces {
-            NamespaceLayer::Available { user, .. } if order.own_view => self.fork_sandbox(order, result, user),
-            _ => match sys::fork() {
-                Ok(Fork::Child) => launch::process(order, &result, self.me),
-                Ok(Fork::Parent(pid)) => Ok(pid),
-                Err(error) => Err(("fork a launcher", error)),
-            },
+        let decided = match self.decide(&order, id, asked) {
+            Ok(decided) => decided,
+            Err(failure) => return self.tell(&SpawnerEvent::StartFailed { id, failure }),
         };
-        match forked {
-            Ok(pid) => {
+        let Decided { limits, in_force, group } = decided;
+        let tree = self.tree_end(&order, group.as_ref());
+        match self.fork_keeper(Order { limits, ..order }, result) {
+            Ok((pid, kind, session, socket)) => {
+                self.tethers.insert(pid, Tether::new(socket, session, kind, *asked, group));
                 self.children.add(Name::Process(id), pid);
-                self.launches.push(Launch::new(id, pid, pipe));
+                self.launches.push(Launch::new(id, pid, pipe, in_force, tree));
             }
             Err((attempt, error)) => {
+                if let (Some(group), Some(groups)) = (group, &mut self.groups) {
+                    groups.retire(group);
+                }
                 let errno = error.raw_os_error().unwrap_or(libc::EAGAIN);
                 let failure = failed(Step::Machine, &format!("start: {attempt}"), Some(Errno::from_raw_os_error(errno)));
                 self.tell(&SpawnerEvent::StartFailed { id, failure });
@@ -75,25 +81,50 @@ impl Spawner {
         }
     }
 
-    fn fork_sandbox(&mut self, order: Order, result: OwnedFd, user: bool) -> Result<Pid, (&'static str, std::io::Error)> {
-        let ids = user.then(probe::own_ids);
+    fn has_namespaces(&self, order: &Order) -> bool {
+        order.own_view && matches!(self.namespaces, NamespaceLayer::Available { .. })
+    }
+
+    fn decide(&mut self, order: &Order, id: u64, asked: &ProcessLimits) -> Result<Decided, StepFailed> {
+        let is_init = self.has_namespaces(order);
+        let groups = self.groups.as_mut().ok_or_else(|| failed(Step::Frame, "start: before the first word", None))?;
+        limit::decide(asked, groups, &order.session, id, is_init)
+    }
+
+    fn tree_end(&self, order: &Order, group: Option<&Group>) -> TreeEnd {
+        if self.has_namespaces(order) {
+            TreeEnd::PidNamespace
+        } else if group.is_some_and(Group::can_kill) {
+            TreeEnd::Cgroup
+        } else {
+            TreeEnd::Descendants
+        }
+    }
+
+    fn fork_keeper(&self, order: Order, result: OwnedFd) -> Result<(Pid, Kind, String, OwnedFd), (&'static str, std::io::Error)> {
         let session = order.session.clone();
         let (ours, tether) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
-            .map_err(|errno| ("make a socket to the sandbox", errno.into()))?;
-        rustix::io::ioctl_fionbio(&ours, true).map_err(|errno| ("make a socket to the sandbox", errno.into()))?;
-        match sys::fork_into(namespaces::flags(user)) {
-            Ok(Fork::Child) => init::run(order, Given { result, tether, ids }),
-            Ok(Fork::Parent(pid)) => {
-                self.tethers.insert(pid, Tether::new(ours, session));
-                Ok(pid)
+            .map_err(|errno| ("make a socket to the keeper", errno.into()))?;
+        rustix::io::ioctl_fionbio(&ours, true).map_err(|errno| ("make a socket to the keeper", errno.into()))?;
+        let (pid, kind) = match self.namespaces {
+            NamespaceLayer::Available { user, .. } if order.own_view => {
+                let ids = user.then(probe::own_ids);
+                match sys::fork_into(namespaces::flags(user)).map_err(|error| ("make the namespaces of a sandbox", error))? {
+                    Fork::Child => init::run(order, Given { result, tether, ids }),
+                    Fork::Parent(pid) => (pid, Kind::Init),
+                }
             }
-            Err(error) => Err(("make the namespaces of a sandbox", error)),
-        }
+            _ => match sys::fork().map_err(|error| ("fork a keeper", error))? {
+                Fork::Child => keeper::run(order, result, &tether),
+                Fork::Parent(pid) => (pid, Kind::Reaper),
+            },
+        };
+        Ok((pid, kind, session, ours))
     }
 
     /// Removes mount points in a child, for on a file system that hangs it must not hold up everybody, and then tells of an end.
     pub(super) fn give_back(&mut self, left: Leftovers, then: Option<(u64, Outcome)>) {
-        let Leftovers { points, watch } = left;
+        let Leftovers { points, watch, .. } = left;
         if points.is_empty() {
             close_aside(watch);
         } else {

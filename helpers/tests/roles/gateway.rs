@@ -2,9 +2,10 @@
 
 use portcullis_protocol::denial::Denials;
 use portcullis_protocol::helper::{
-    BUILD, Command, Deframer, Enforced, ExitStatus, Frame, FsDone, FsError, FsOperation, FsReply, FsRequest, HIDDEN_FLAG, Role,
-    SpawnerEvent, SpawnerRequest, StepFailed, WorkerAnswer, WorkerSetup, decode, encode,
+    BUILD, CgroupLayer, Command, Deframer, Enforced, ExitStatus, Frame, FsDone, FsError, FsOperation, FsReply, FsRequest,
+    HIDDEN_FLAG, Role, SpawnerEvent, SpawnerRequest, StepFailed, WorkerAnswer, WorkerSetup, decode, encode,
 };
+use portcullis_protocol::limit::{ProcessLimits, SessionLimits};
 use portcullis_protocol::path::{AbsolutePath, Bytes};
 use portcullis_sandbox::policy::{Access, Files, Grant, Grants, Network, Policy};
 use rustix::net::{
@@ -100,11 +101,16 @@ pub(crate) struct Spawner {
 
 impl Spawner {
     pub(crate) fn start() -> Self {
+        Self::start_with(SessionLimits::default()).0
+    }
+
+    /// One whose sessions have limits, as far as it can hold them.
+    pub(crate) fn start_with(session_limits: SessionLimits) -> (Self, CgroupLayer) {
         let (mut channel, theirs) = Channel::pair();
         let process = start_role(Role::Spawner, BUILD, theirs);
-        channel.send(&SpawnerRequest::Hello { build: BUILD.to_owned() }, b"", &[]);
-        assert!(matches!(channel.expect::<SpawnerEvent>(), SpawnerEvent::Ready { .. }));
-        Self { channel: Some(channel), process, newest: 1000 }
+        channel.send(&SpawnerRequest::Hello { build: BUILD.to_owned(), session_limits }, b"", &[]);
+        let SpawnerEvent::Ready { cgroups, .. } = channel.expect() else { panic!("its first word is another") };
+        (Self { channel: Some(channel), process, newest: 1000 }, cgroups)
     }
 
     pub(crate) fn send(&self, request: &SpawnerRequest, descriptors: &[OwnedFd]) {
@@ -127,6 +133,7 @@ impl Spawner {
             policy: policy.map(|policy| Bytes(policy.encode())),
             own_view: policy.is_some(),
             allow_unprotected: true,
+            limits: ProcessLimits::default(),
             command: Bytes(encoded(command)),
         };
         self.send(&request, &[null, their_stdout, their_stderr]);

@@ -6,9 +6,9 @@ use portcullis_protocol::denial::Denials;
 use portcullis_protocol::helper::{
     BUILD, Command, Enforced, ExitStatus, HEADER, HIDDEN_FLAG, Role, SpawnerEvent, SpawnerRequest, Step, StepFailed, encode,
 };
+use portcullis_protocol::limit::{ProcessLimits, SessionLimits};
 use portcullis_protocol::path::{AbsolutePath, Bytes};
 use portcullis_sandbox::policy::Access;
-use rustix::process::{Pid, test_kill_process};
 use std::ffi::CString;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -27,15 +27,12 @@ pub(crate) const TESTS: &[Test] = &[
     ("spawner::signal_state_is_that_of_a_shell", signal_state_is_that_of_a_shell),
     ("spawner::a_terminal_controls_its_session", a_terminal_controls_its_session),
     ("spawner::a_process_without_a_terminal_gets_none_to_write_to", a_process_without_a_terminal_gets_none_to_write_to),
-    ("spawner::the_end_of_the_gateway_ends_daemons_too", the_end_of_the_gateway_ends_daemons_too),
-    ("spawner::a_killed_spawner_takes_its_children_along", a_killed_spawner_takes_its_children_along),
-    ("spawner::a_group_is_killed_after_its_leader_ended", a_group_is_killed_after_its_leader_ended),
     ("spawner::a_thousand_quick_programs_in_order", a_thousand_quick_programs_in_order),
     ("spawner::a_policy_confines_a_process", a_policy_confines_a_process),
     ("spawner::a_writable_policy_is_refused_unless_waived", a_writable_policy_is_refused_unless_waived),
 ];
 
-fn done(stdout: &str) -> Outcome {
+pub(crate) fn done(stdout: &str) -> Outcome {
     Outcome { stdout: stdout.to_owned(), stderr: String::new(), status: ExitStatus::Code(0) }
 }
 
@@ -54,7 +51,7 @@ fn another_build_is_refused() {
     assert_eq!(by_argument.wait().unwrap().code(), Some(122));
     let (mut channel, theirs) = Channel::pair();
     let mut by_hello = start_role(Role::Spawner, BUILD, theirs);
-    channel.send(&SpawnerRequest::Hello { build: "other".to_owned() }, b"", &[]);
+    channel.send(&SpawnerRequest::Hello { build: "other".to_owned(), session_limits: SessionLimits::default() }, b"", &[]);
     assert_eq!(channel.expect::<SpawnerEvent>(), SpawnerEvent::WrongBuild { build: BUILD.to_owned() });
     assert!(channel.receive().is_none());
     by_hello.wait().unwrap();
@@ -201,6 +198,7 @@ fn controlled_by_its_terminal(policy: Option<Bytes>) {
         policy,
         own_view: false,
         allow_unprotected: false,
+        limits: ProcessLimits::default(),
         command: Bytes(command),
     };
     spawner.send(&request, &[terminal]);
@@ -237,51 +235,6 @@ fn a_process_without_a_terminal_gets_none_to_write_to() {
         }
         spawner.close();
     }
-}
-
-/// Starts a process whose grandchild leaves its session and its group; yields what it writes to and its process id.
-fn start_daemon(spawner: &mut Spawner) -> (BufReader<File>, Pid) {
-    let script = "setsid -f sh -c 'echo $$; exec sleep 1000'; sleep 1000 & wait";
-    let (stdout, _stderr) = spawner.start_process(1, &shell(script), None);
-    assert!(matches!(spawner.event(), SpawnerEvent::Started { id: 1, .. }));
-    let mut stdout = BufReader::new(stdout);
-    let mut line = String::new();
-    stdout.read_line(&mut line).unwrap();
-    let daemon = Pid::from_raw(line.trim().parse().unwrap()).unwrap();
-    test_kill_process(daemon).unwrap();
-    (stdout, daemon)
-}
-
-fn the_end_of_the_gateway_ends_daemons_too() {
-    let mut spawner = Spawner::start();
-    let (mut stdout, daemon) = start_daemon(&mut spawner);
-    spawner.close();
-    // The spawner has reaped it before it ended itself, and nobody holds the output any more.
-    assert_eq!(stdout.read_line(&mut String::new()).unwrap(), 0);
-    assert!(test_kill_process(daemon).is_err());
-}
-
-fn a_killed_spawner_takes_its_children_along() {
-    let mut spawner = Spawner::start();
-    let (mut stdout, _stderr) = spawner.start_process(1, &shell("echo on; exec sleep 1000"), None);
-    assert!(matches!(spawner.event(), SpawnerEvent::Started { .. }));
-    stdout.read_exact(&mut [0; 3]).unwrap();
-    spawner.process.kill().unwrap();
-    spawner.process.wait().unwrap();
-    assert_eq!(stdout.read(&mut [0; 8]).unwrap(), 0);
-}
-
-fn a_group_is_killed_after_its_leader_ended() {
-    let mut spawner = Spawner::start();
-    let (stdout, _stderr) = spawner.start_process(1, &shell("sleep 1000 & echo on"), None);
-    assert!(matches!(spawner.event(), SpawnerEvent::Started { id: 1, .. }));
-    assert_eq!(spawner.event(), ended(1, ExitStatus::Code(0)));
-    let mut stdout = BufReader::new(stdout);
-    stdout.read_line(&mut String::new()).unwrap();
-    spawner.send(&SpawnerRequest::Signal { id: 1, signal: 9 }, &[]);
-    // Ends only when the last of the group has let go of the pipe.
-    assert_eq!(stdout.read_line(&mut String::new()).unwrap(), 0);
-    spawner.close();
 }
 
 fn a_thousand_quick_programs_in_order() {
@@ -352,6 +305,7 @@ fn a_writable_policy_is_refused_unless_waived() {
             policy,
             own_view: false,
             allow_unprotected: false,
+            limits: ProcessLimits::default(),
             command,
         },
         &descriptors,
@@ -363,6 +317,6 @@ fn a_writable_policy_is_refused_unless_waived() {
     spawner.close();
 }
 
-fn ended(id: u64, status: ExitStatus) -> SpawnerEvent {
-    SpawnerEvent::Exited { id, status, denials: Denials::default(), failure: None }
+pub(crate) fn ended(id: u64, status: ExitStatus) -> SpawnerEvent {
+    SpawnerEvent::Exited { id, status, denials: Denials::default(), failure: None, limits: Vec::new() }
 }

@@ -93,6 +93,15 @@ pub enum FsOperation {
         /// What is below, or the parents, too.
         recursive: bool,
     },
+    /// Watch for what is not there: the answer's descriptor tells of names in directories (inotify(7)).
+    WatchMissing {
+        /// One of the paths.
+        path: AbsolutePath,
+        /// All others.
+        others: Vec<AbsolutePath>,
+        /// What must be there.
+        present: Option<AbsolutePath>,
+    },
 }
 
 impl FsOperation {
@@ -109,6 +118,7 @@ impl FsOperation {
             | Self::Canonicalize { path }
             | Self::ReadDirectory { path }
             | Self::Walk { path, .. }
+            | Self::WatchMissing { path, .. }
             | Self::Remove { path, .. } => (path, None),
         }
     }
@@ -121,7 +131,8 @@ impl FsOperation {
             | Self::GetMetadata { .. }
             | Self::Canonicalize { .. }
             | Self::ReadDirectory { .. }
-            | Self::Walk { .. } => false,
+            | Self::Walk { .. }
+            | Self::WatchMissing { .. } => false,
             Self::Open { mode, .. } => *mode == OpenMode::Replace,
             Self::WriteFile { .. } | Self::CreateDirectory { .. } | Self::Remove { .. } | Self::Copy { .. } => true,
         }
@@ -189,6 +200,9 @@ pub enum FsDone {
         /// A bound cut the list.
         truncated: bool,
     },
+    /// Of a watch: the number of a directory's watch, and the name that is waited for there. None: something is there already, or
+    /// cannot be watched, and there is no descriptor.
+    Watching(Vec<(i32, Bytes)>),
 }
 
 /// What a path is.

@@ -2,6 +2,7 @@
 
 use super::errno_text;
 use crate::denial::{Denial, Denials};
+use crate::limit::{LimitInForce, LimitReached, ProcessLimits, SessionLimits, TreeEnd};
 use crate::path::{AbsolutePath, Bytes};
 use serde::{Deserialize, Serialize};
 
@@ -12,6 +13,8 @@ pub enum SpawnerRequest {
     Hello {
         /// [`BUILD`](super::BUILD) of the gateway.
         build: String,
+        /// What all processes of each session together may use.
+        session_limits: SessionLimits,
     },
     /// Start a worker. Descriptors: its standard input and output (one socket), its control socket.
     Worker {
@@ -32,17 +35,20 @@ pub enum SpawnerRequest {
         own_view: bool,
         /// The operator accepts what the policy asks and the layers that are built cannot enforce on a process.
         allow_unprotected: bool,
+        /// What it may use; the gateway sees to the output itself.
+        limits: ProcessLimits,
         /// A [`Command`] in postcard, decoded only after the launcher is confined.
         command: Bytes,
     },
-    /// Send a signal to the process group of a process. Unknown and ended processes are ignored.
+    /// Send a signal to the process group of a process; SIGKILL to everything that came of it, also after its end. Unknown
+    /// processes are ignored, and those of which nothing is left.
     Signal {
         /// The process.
         id: u64,
         /// A signal number of this machine.
         signal: i32,
     },
-    /// End with SIGKILL whatever is left in the sandboxes of a session.
+    /// End with SIGKILL whatever is left of the processes of a session.
     EndSession {
         /// The session.
         session: String,
@@ -74,6 +80,8 @@ pub enum SpawnerEvent {
     Ready {
         /// What of the namespaces can be had here, as tried at the start.
         namespaces: NamespaceLayer,
+        /// What of the cgroups can be had here, as tried at the start.
+        cgroups: CgroupLayer,
     },
     /// The build differs; the spawner ends.
     WrongBuild {
@@ -84,10 +92,14 @@ pub enum SpawnerEvent {
     Started {
         /// The process.
         id: u64,
-        /// Its process id on this machine.
+        /// The process id of its keeper on this machine: its parent, and in a sandbox the init.
         pid: i32,
         /// What the kernel enforces on it.
         enforced: Enforced,
+        /// The limits that hold it.
+        limits: Vec<LimitInForce>,
+        /// How everything that comes of it is ended.
+        tree: TreeEnd,
     },
     /// Nothing runs.
     StartFailed {
@@ -106,6 +118,8 @@ pub enum SpawnerEvent {
         denials: Denials,
         /// Why its sandbox ended it, if it did, in words.
         failure: Option<String>,
+        /// The limits that it reached, as far as they can be seen.
+        limits: Vec<LimitReached>,
     },
     /// A worker ended, or could not be started.
     WorkerEnded {
@@ -199,6 +213,17 @@ pub enum NamespaceLayer {
         /// What to do about it.
         remedy: String,
     },
+}
+
+/// Whether this machine lets the gateway make cgroups for what it starts, as tried at its start.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CgroupLayer {
+    /// That count tasks.
+    pub processes: bool,
+    /// That count memory.
+    pub memory: bool,
+    /// Why not both, if so.
+    pub reason: String,
 }
 
 /// First frame on a worker's control socket: who it shall be.

@@ -11,6 +11,7 @@
 //! | `userns-count` | a user namespace without capabilities that may make no other |
 //! | `proc` | a user namespace whose /proc is partly masked, so that a fresh one is refused |
 //! | `sock-diag` | its sockets answer EPROTONOSUPPORT, as where it is not built in |
+//! | `cgroups` | nothing but an empty directory where they are mounted; an ordinary user keeps what was delegated |
 //! | `capabilities` | none in any set, the bounding set included |
 
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_bind, mount_change};
@@ -59,6 +60,7 @@ fn take_away(things: &[String]) -> Result<(), Box<dyn Error>> {
                 drops = true;
             }
             "proc" => mask_proc()?,
+            "cgroups" => cover_cgroups()?,
             "sock-diag" => {
                 let when = vec![(0, When::Is(AF_NETLINK)), (2, When::Is(NETLINK_SOCK_DIAG))];
                 refused.push(Refusal { when, ..Refusal::of(libc::SYS_socket, libc::EPROTONOSUPPORT) });
@@ -120,6 +122,17 @@ fn mask_proc() -> io::Result<()> {
     mount_bind("/dev/null", "/proc/timer_list")?;
     mount("tmpfs", "/proc/fs", "tmpfs", MountFlags::RDONLY, None)?;
     new_namespaces(flags)
+}
+
+/// For root only: others may not make groups, unless somebody delegated one to them.
+fn cover_cgroups() -> io::Result<()> {
+    if !rustix::process::geteuid().is_root() {
+        return Ok(());
+    }
+    #[expect(deprecated, reason = "its successor is unsafe for the sake of descriptor tables, which are not unshared here")]
+    rustix::thread::unshare(UnshareFlags::NEWNS)?;
+    mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
+    Ok(mount("tmpfs", "/sys/fs/cgroup", "tmpfs", MountFlags::RDONLY, None)?)
 }
 
 fn drop_capabilities() -> io::Result<()> {

@@ -303,6 +303,21 @@ async fn no_file_call_under_a_policy_finds_the_token() {
 }
 
 #[tokio::test]
+async fn no_confined_process_reads_a_secret_that_the_operator_named() {
+    let place = Place::new();
+    let file = place.path("token");
+    std::fs::write(&file, "tok").unwrap();
+    let server = server(&place, &["--ws-auth", "capability-token", "--ws-token-file", file.to_str().unwrap()]).await;
+    let mut client = Client::connect_with_token(&server.url, "tok").await;
+    let argv = ["cat", file.to_str().unwrap()];
+    let events = client.run(&place, "confined", &argv, json!({"sandbox": {"type": "read-only"}})).await;
+    assert_eq!(events.output(Some("stdout")), "");
+    let refusal = client.refused("fs/readFile", json!({"path": place.uri("token"), "sandbox": {"type": "read-only"}})).await;
+    assert!(refusal.message.contains("os error 13"), "{refusal:?}");
+    assert_eq!(client.run(&place, "plain", &argv, json!({})).await.output(None), "tok");
+}
+
+#[tokio::test]
 async fn exec_finds_the_token_of_a_server_of_its_user() {
     let (place, elsewhere) = (Place::new(), Place::new());
     let server = server(&place, &[]).await;

@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "what fails in a test shall end it")]
 
+mod audit;
 mod bounds;
 mod ceiling;
 mod client;
@@ -17,10 +18,14 @@ mod handles;
 mod handshake;
 mod held_up;
 mod helpers_die;
+mod http;
 mod jobs;
+mod limits;
 mod listener;
 mod listener_peers;
+mod logs;
 mod messages;
+mod metrics;
 mod nested;
 mod operations;
 mod order;
@@ -30,8 +35,13 @@ mod processes;
 mod races;
 mod sandboxed_files;
 mod sandboxed_processes;
+mod scopes;
 mod sessions;
 mod shared_sessions;
 mod stdio;
 mod threats;
 mod tidy;
+mod tls;
+mod trees;
+mod unix_socket;
+mod watch;

@@ -1,11 +1,12 @@
 //! A stand-in for the spawner helper, for tests: it speaks the same frames and starts real processes, but confines none.
 
-use super::{Spawner, Task};
+use super::{Found, Spawner, Task};
 use crate::helper::socket::{FrameReceiver, FrameSender, pair_up};
 use portcullis_protocol::denial::{Denial, Denials, Layer, Wanted};
 use portcullis_protocol::helper::{
-    Command, Enforced, ExitStatus, NamespaceLayer, SpawnerEvent, SpawnerRequest, Step, StepFailed, decode, encode,
+    CgroupLayer, Command, Enforced, ExitStatus, NamespaceLayer, SpawnerEvent, SpawnerRequest, Step, StepFailed, decode, encode,
 };
+use portcullis_protocol::limit::TreeEnd;
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -22,7 +23,8 @@ pub(crate) fn scripted(tasks: &mut JoinSet<()>) -> (Spawner, FrameSender, FrameR
     let (sender, receiver) = pair_up(ours);
     let (stop, stopped) = oneshot::channel();
     let namespaces = NamespaceLayer::Unavailable { reason: "a stand-in has none".to_owned(), remedy: String::new() };
-    let (spawner, task) = Spawner::over(sender, receiver, stopped, namespaces);
+    let found = Found { namespaces, cgroups: CgroupLayer::default() };
+    let (spawner, task) = Spawner::over(sender, receiver, stopped, found);
     tasks.spawn(async move {
         let _ended = task_with(task, stop).await;
     });
@@ -72,7 +74,8 @@ async fn play(mut sender: FrameSender, mut receiver: FrameReceiver) {
                     Ok(mut child) => {
                         let pid = Pid::from_child(&child);
                         groups.insert(id, pid);
-                        let started = SpawnerEvent::Started { id, pid: pid.as_raw_pid(), enforced: Enforced::default() };
+                        let (pid, enforced, tree) = (pid.as_raw_pid(), Enforced::default(), TreeEnd::Descendants);
+                        let started = SpawnerEvent::Started { id, pid, enforced, limits: Vec::new(), tree };
                         say(&mut sender, &started).await;
                         let exits = exits.clone();
                         tokio::task::spawn_blocking(move || exits.blocking_send((id, child.wait().unwrap())));
@@ -93,7 +96,8 @@ async fn play(mut sender: FrameSender, mut receiver: FrameReceiver) {
             Some((id, status)) = exited.recv() => {
                 groups.remove(&id);
                 let status = status.code().map_or_else(|| ExitStatus::Signal(status.signal().unwrap()), ExitStatus::Code);
-                say(&mut sender, &SpawnerEvent::Exited { id, status, denials: Denials::default(), failure: None }).await;
+                let (denials, failure, limits) = (Denials::default(), None, Vec::new());
+                say(&mut sender, &SpawnerEvent::Exited { id, status, denials, failure, limits }).await;
             }
         }
     }

@@ -115,10 +115,10 @@ impl Task {
         let frame = encode(&launch.command, &[], 0).map_err(too_large)?;
         let tty = matches!(launch.stdio, Stdio::Terminal(_));
         let command = Bytes(frame[HEADER..].to_vec());
-        let Launch { session, policy, own_view, allow_unprotected, .. } = &launch;
+        let Launch { session, policy, own_view, allow_unprotected, limits, .. } = &launch;
         let (session, policy) = (session.as_ref().to_owned(), policy.clone());
-        let (own_view, allow_unprotected) = (*own_view, *allow_unprotected);
-        let request = SpawnerRequest::Start { id, session, tty, policy, own_view, allow_unprotected, command };
+        let (own_view, allow_unprotected, limits) = (*own_view, *allow_unprotected, *limits);
+        let request = SpawnerRequest::Start { id, session, tty, policy, own_view, allow_unprotected, limits, command };
         self.send(&request, &launch.stdio.descriptors()).await
     }
 
@@ -140,20 +140,24 @@ impl Task {
         let (frame, _none) = frame.map_err(|error| error.to_string())?.ok_or("the spawner died")?;
         match decode(&frame.body).map_err(|error| format!("the spawner talks nonsense: {error}"))? {
             SpawnerEvent::Ready { .. } | SpawnerEvent::WrongBuild { .. } => return Err("the spawner greeted twice".to_owned()),
-            SpawnerEvent::Started { id, pid, enforced } => {
+            SpawnerEvent::Started { id, pid, enforced, limits, tree } => {
                 let (exit, receiver) = oneshot::channel();
                 let (running, ended) = oneshot::channel();
                 self.running.insert(id, running);
                 self.leashes.push(Box::pin(leash(id, ended, exit)));
-                let child = Child { id, pid, enforced, exit: receiver };
+                let child = Child { id, pid, enforced, limits, tree, exit: receiver };
                 // If the caller has gone, the child is dropped here and its leash kills it.
-                let _unwanted = self.starting.remove(&id).map(|reply| reply.send(Ok(child)));
+                if let Some(reply) = self.starting.remove(&id) {
+                    let _unwanted = reply.send(Ok(child));
+                }
             }
             SpawnerEvent::StartFailed { id, failure } => {
-                let _caller_gone = self.starting.remove(&id).map(|reply| reply.send(Err(LaunchError::Failed(failure))));
+                if let Some(reply) = self.starting.remove(&id) {
+                    let _caller_gone = reply.send(Err(LaunchError::Failed(failure)));
+                }
             }
-            SpawnerEvent::Exited { id, status, denials, failure } => {
-                let ended = Ended { status, denials, failure };
+            SpawnerEvent::Exited { id, status, denials, failure, limits } => {
+                let ended = Ended { status, denials, failure, limits };
                 let _owner_gone = self.running.remove(&id).map(|running| running.send(ended));
             }
             SpawnerEvent::WorkerEnded { id, status } => {
@@ -206,6 +210,7 @@ mod tests {
     use super::super::{Spawner, fake};
     use super::*;
     use portcullis_protocol::helper::{Command, Enforced};
+    use portcullis_protocol::limit::{LimitReached, ProcessLimits, Scope, TreeEnd};
     use portcullis_protocol::path::AbsolutePath;
     use rustix::pipe::{PipeFlags, pipe_with};
     use tokio::io::AsyncReadExt;
@@ -217,7 +222,16 @@ mod tests {
         let command =
             Command { argv: vec![Bytes(b"true".to_vec())], arg0: None, env: Vec::new(), cwd: AbsolutePath::new("/").unwrap() };
         let stdio = Stdio::Pipes { stdin, stdout, stderr };
-        Launch { session: "s".into(), policy: None, own_view: false, allow_unprotected: false, may_dial: false, command, stdio }
+        Launch {
+            session: "s".into(),
+            policy: None,
+            own_view: false,
+            allow_unprotected: false,
+            limits: ProcessLimits::default(),
+            may_dial: false,
+            command,
+            stdio,
+        }
     }
 
     async fn start_id(receiver: &mut FrameReceiver) -> u64 {
@@ -228,7 +242,7 @@ mod tests {
     }
 
     fn started(id: u64) -> SpawnerEvent {
-        SpawnerEvent::Started { id, pid: 1, enforced: Enforced::default() }
+        SpawnerEvent::Started { id, pid: 1, enforced: Enforced::default(), limits: Vec::new(), tree: TreeEnd::Descendants }
     }
 
     async fn started_child(spawner: &Spawner, sender: &mut FrameSender, receiver: &mut FrameReceiver) -> Child {
@@ -255,9 +269,10 @@ mod tests {
             status: ExitStatus::Code(3),
             denials: fake::denials(&["/etc/x"]),
             failure: Some("too much memory".to_owned()),
+            limits: vec![LimitReached { limit: "processes".to_owned(), value: 7, used: 7, scope: Scope::Process }],
         };
-        let Ended { status, denials, failure } = ended.clone();
-        fake::say(&mut sender, &SpawnerEvent::Exited { id: child.id, status, denials, failure }).await;
+        let Ended { status, denials, failure, limits } = ended.clone();
+        fake::say(&mut sender, &SpawnerEvent::Exited { id: child.id, status, denials, failure, limits }).await;
         assert_eq!(child.exit.await, Ok(ended));
         // Its leash is gone with it: the next word is about the next process.
         let child = started_child(&spawner, &mut sender, &mut receiver).await;

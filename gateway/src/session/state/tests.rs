@@ -4,6 +4,7 @@ use crate::session::guard::Bounds;
 use crate::session::message::Start;
 use portcullis_protocol::base64::Chunk;
 use portcullis_protocol::event::Stream;
+use portcullis_protocol::limit::TreeEnd;
 use portcullis_protocol::logged::{AcknowledgeParams, WhenFull};
 use portcullis_protocol::process::{
     ListedProcess, ProcessState, ReadParams, ReadResult, Size, StartResult, WriteParams, WriteStatus,
@@ -11,7 +12,7 @@ use portcullis_protocol::process::{
 use portcullis_protocol::signal::Signal;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
-use std::num::NonZeroU16;
+use std::num::{NonZeroU16, NonZeroU64};
 use std::time::Duration;
 
 mod attach;
@@ -31,6 +32,7 @@ struct Harness {
     outputs: Vec<Output>,
     /// Of the processes that are started.
     bounds: Bounds,
+    output: Option<NonZeroU64>,
 }
 
 impl Harness {
@@ -44,6 +46,7 @@ impl Harness {
             answers: BTreeMap::new(),
             outputs: Vec::new(),
             bounds: Bounds::default(),
+            output: None,
         }
     }
 
@@ -101,6 +104,7 @@ impl Harness {
             at_ms: 7,
             when_full: WhenFull::Pause,
             bounds: self.bounds,
+            output: self.output,
         };
         let call = self.call(|call| Input::Start { call, start });
         let key = self.outputs.iter().find_map(|output| match output {
@@ -156,7 +160,13 @@ impl Harness {
 
     fn start(&mut self, process: &str) -> u64 {
         let key = self.begin(process).unwrap();
-        self.handle(Input::Started { key, sandbox_type: "none", enforcement: None });
+        self.handle(Input::Started {
+            key,
+            sandbox_type: "none",
+            enforcement: None,
+            limits: Vec::new(),
+            tree: TreeEnd::Descendants,
+        });
         key
     }
 
@@ -166,7 +176,10 @@ impl Harness {
     }
 
     fn exit(&mut self, key: u64) {
-        self.handle(Input::Feed { key, feed: Feed::Exited { code: 3, denials: Denials::default(), failure: None } });
+        self.handle(Input::Feed {
+            key,
+            feed: Feed::Exited { code: 3, denials: Denials::default(), failure: None, limits: Vec::new() },
+        });
     }
 
     fn close(&mut self, key: u64) {
@@ -216,7 +229,7 @@ impl Harness {
 
     fn terminate(&mut self, process: &str) -> bool {
         let process = process.to_owned();
-        let call = self.call(|call| Input::Terminate { call, process, grace: Duration::ZERO });
+        let call = self.call(|call| Input::Terminate { call, process, grace: Duration::ZERO, report: false });
         match self.answers.remove(&call) {
             Some(Answer::Terminate(result)) => result.running,
             other => panic!("{other:?}"),
@@ -266,7 +279,13 @@ fn the_life_of_a_process() {
     refused(session.read("p", 0), "process id p is starting");
     assert_eq!(session.write("p", "1").unwrap(), WriteStatus::Starting);
 
-    session.handle(Input::Started { key, sandbox_type: "linuxSeccomp", enforcement: None });
+    session.handle(Input::Started {
+        key,
+        sandbox_type: "linuxSeccomp",
+        enforcement: None,
+        limits: Vec::new(),
+        tree: TreeEnd::Descendants,
+    });
     assert_eq!(session.write("p", "1").unwrap(), WriteStatus::Accepted);
     refused(session.write("p", ""), "writeId must not be empty");
     session.output(key, 3);
@@ -303,7 +322,13 @@ fn terminate_beats_a_start() {
     let key = session.begin("p").unwrap();
     assert!(session.terminate("p"));
     assert_eq!(session.killed(), [] as [u64; 0], "there is nothing to kill yet");
-    session.handle(Input::Started { key, sandbox_type: "none", enforcement: None });
+    session.handle(Input::Started {
+        key,
+        sandbox_type: "none",
+        enforcement: None,
+        limits: Vec::new(),
+        tree: TreeEnd::Descendants,
+    });
     assert_eq!(session.killed(), [key]);
 }
 
@@ -378,7 +403,8 @@ fn denials_outlast_a_cut_and_go_with_their_process() {
     session.handle(Input::Detach { generation: 1 });
     let denials = fake::denials(&["/etc/a", "/etc/b"]);
     let size = denials.size();
-    session.handle(Input::Feed { key, feed: Feed::Exited { code: 1, denials: denials.clone(), failure: None } });
+    session
+        .handle(Input::Feed { key, feed: Feed::Exited { code: 1, denials: denials.clone(), failure: None, limits: Vec::new() } });
     assert_eq!(session.state.processes[&key].log.bytes(), size, "they count against the log's bounds");
     session.attach();
     assert_eq!(session.announced(), [] as [String; 0]);
@@ -401,7 +427,7 @@ fn a_success_is_not_denied_and_an_ordinary_exit_says_nothing_of_denials() {
         let key = session.start(process);
         let denials = fake::denials(denials);
         let has_some = !denials.is_empty();
-        session.handle(Input::Feed { key, feed: Feed::Exited { code, denials, failure: None } });
+        session.handle(Input::Feed { key, feed: Feed::Exited { code, denials, failure: None, limits: Vec::new() } });
         let read = session.read(process, 0).unwrap();
         assert_eq!((read.sandbox_denied, read.denials.len()), (expect, usize::from(has_some)), "{process}");
         let told = session.announced().concat();
@@ -424,7 +450,13 @@ fn nobody_comes_back_in_time() {
     assert!(session.has_ended());
     assert_eq!(session.killed(), [key]);
     assert!(session.state.is_live());
-    session.handle(Input::Started { key: starting, sandbox_type: "none", enforcement: None });
+    session.handle(Input::Started {
+        key: starting,
+        sandbox_type: "none",
+        enforcement: None,
+        limits: Vec::new(),
+        tree: TreeEnd::Descendants,
+    });
     assert_eq!(session.killed(), [key, starting]);
     session.exit(key);
     session.exit(starting);

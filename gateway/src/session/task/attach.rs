@@ -14,6 +14,9 @@ impl Task {
     ) {
         self.generation = generation;
         self.attached = Some(newcomer);
+        if generation > 1 {
+            tracing::info!(session = &*self.mark, "session resumed");
+        }
         let (order, handles) = self.left.take().unwrap_or_default();
         if let Err(Ok(attachment)) = reply.send(Ok(Attachment { generation, order, handles })) {
             self.detach(attachment);
@@ -24,6 +27,7 @@ impl Task {
         if generation == self.generation {
             self.left = Some((order, handles));
             self.attached = None;
+            tracing::info!(session = &*self.mark, "session detached");
         }
         self.handle(Input::Detach { generation });
     }

@@ -2,6 +2,7 @@
 
 use super::{Caller, Task};
 use crate::link::Outgoing;
+use crate::metrics::Direction;
 use crate::session::message::{Call, Input};
 use crate::session::spool::Done;
 use portcullis_protocol::rpc::{RpcError, code};
@@ -20,7 +21,10 @@ impl Task {
             match self.state.mark() {
                 Some(mark) => place.send(Outgoing::Ping(mark)),
                 None => match self.state.announce() {
-                    Some(text) => place.send(Outgoing::Text(text)),
+                    Some(text) => {
+                        self.config.metrics.message(Direction::Out, text.len());
+                        place.send(Outgoing::Text(text));
+                    }
                     None => break,
                 },
             }
@@ -40,7 +44,7 @@ impl Task {
             Done::Written(written) => {
                 if let Err(error) = &written {
                     let folder = self.config.spool.display();
-                    tracing::warn!(session = &*self.id, %error, "output cannot be spooled in {folder}: its process waits instead");
+                    tracing::warn!(session = &*self.mark, %error, "output cannot be spooled in {folder}: its process waits instead");
                 }
                 self.handle(Input::SpoolWritten { key, is_written: written.is_ok() });
             }

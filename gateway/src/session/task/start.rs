@@ -4,11 +4,12 @@ use super::{Caller, Task};
 use crate::helper::spawner::{Child, Launch, LaunchError, Spawner};
 use crate::process::launch::{self, Ends};
 use crate::process::pump::Pump;
+use crate::process::running::Running;
 use crate::reply;
 use crate::session::guard::Bounds;
 use crate::session::message::{Call, Input};
 use crate::session::{Places, SessionConfig, Turn};
-use portcullis_protocol::limit::Scope;
+use portcullis_protocol::limit::{LimitBy, LimitInForce, Scope};
 use portcullis_protocol::process::StartParams;
 use portcullis_protocol::rpc::{RpcError, code};
 use std::num::NonZeroU64;
@@ -27,6 +28,10 @@ pub(super) struct Begun {
     started: Result<Child, LaunchError>,
     /// Its client wants to know what is enforced on it.
     wants_enforcement: bool,
+    /// What its client calls it.
+    process: String,
+    /// The limit of its output, which is the session's to hold.
+    output: Option<LimitInForce>,
     /// Its place among the processes of all sessions.
     place: OwnedSemaphorePermit,
 }
@@ -48,28 +53,35 @@ impl Task {
         match launch::prepare(Arc::clone(&self.id), &params, policy.as_deref(), *allow_unprotected, environment, shell) {
             Ok((launch, ends)) => {
                 let (spawner, wants_enforcement) = (self.spawner.clone(), params.enforcement);
-                let bound = bounds(&params).shortest();
+                let (bound, process) = (bounds(&params).shortest(), params.process_id);
+                let most = params.limits.and_then(|limits| limits.output_bytes);
+                let output =
+                    most.map(|most| LimitInForce { limit: "outputBytes".to_owned(), value: most.get(), by: LimitBy::Gateway });
                 self.starts.push(Box::pin(async move {
                     let started = begin(&spawner, launch, turn, bound).await;
-                    Begun { key, ends, started, wants_enforcement, place }
+                    Begun { key, ends, started, wants_enforcement, process, output, place }
                 }));
             }
             Err(error) => self.handle(Input::StartFailed { key, error }),
         }
     }
 
-    pub(super) fn begun(&mut self, Begun { key, ends, started, wants_enforcement, place }: Begun) {
+    pub(super) fn begun(&mut self, Begun { key, ends, started, wants_enforcement, process, output, place }: Begun) {
         let child = match started {
             Ok(child) => child,
             Err(error) => return self.handle(Input::StartFailed { key, error: launch::failed(&error) }),
         };
         let sandbox_type = launch::sandbox_type(&child.enforced);
-        tracing::debug!(session = &*self.id, pid = child.pid, enforced = ?child.enforced, "process started");
+        tracing::debug!(session = &*self.mark, process = key, pid = child.pid, enforced = ?child.enforced, "process runs");
+        let (mut limits, tree) = (child.limits.clone(), child.tree);
+        limits.extend(output);
         let enforcement = wants_enforcement.then(|| Box::new(child.enforced.clone()));
-        match Pump::new(key, child, ends, self.spawner.clone(), self.feed.clone()) {
+        let (metrics, audit) = (&self.config.metrics, self.config.audit.clone().map(|audit| (audit, process)));
+        let running = Running::new(metrics, audit, Arc::clone(&self.mark), key, sandbox_type);
+        match Pump::new(key, child, ends, self.spawner.clone(), self.feed.clone(), running) {
             Ok((pump, controls)) => {
                 self.controls.insert(key, controls);
-                self.handle(Input::Started { key, sandbox_type, enforcement });
+                self.handle(Input::Started { key, sandbox_type, enforcement, limits, tree });
                 // The caller is woken before the pump runs, so that the answer normally comes before the first event.
                 self.act();
                 let task = self.pumps.spawn(pump.run());

@@ -7,6 +7,7 @@ use crate::link::Link;
 use crate::session::Places;
 use portcullis_protocol::base64::{Chunk, decode};
 use portcullis_protocol::helper::{Enforced, ExitStatus, SpawnerEvent, SpawnerRequest, Step, StepFailed};
+use portcullis_protocol::limit::{ProcessLimits, TreeEnd};
 use portcullis_protocol::path::WirePath;
 use portcullis_protocol::process::{
     CloseStdinParams, ReadParams, ReadResult, SignalParams, TerminateParams, WriteParams, WriteStatus,
@@ -47,12 +48,16 @@ impl Client {
 
     async fn with_retention(spawner: Spawner, mut tasks: JoinSet<()>, retention: Duration) -> Self {
         let config = SessionConfig {
+            process_limits: ProcessLimits::default(),
             retention,
             environment: Arc::new([]),
             allow_unprotected: false,
             shell: "/bin/sh".to_owned(),
             spool: std::env::temp_dir(),
             spool_limits: crate::session::SpoolLimits { process: 64 << 20, session: 256 << 20 },
+            metrics: Arc::new(crate::metrics::Metrics::new()),
+            audit: None,
+            scope: None,
             most_processes: 1024,
             processes: Places { free: Arc::new(tokio::sync::Semaphore::new(1024)), all: 1024 },
         };
@@ -404,7 +409,11 @@ async fn an_interrupt_is_sigint_and_may_be_repeated() {
     let mut client = Client::with(spawner, tasks).await;
     let started = client.ask_start(shell("p", "")).await;
     let Some((SpawnerRequest::Start { id, .. }, descriptors)) = fake::hear(&mut receiver).await else { panic!() };
-    fake::say(&mut sender, &SpawnerEvent::Started { id, pid: 1, enforced: Enforced::default() }).await;
+    fake::say(
+        &mut sender,
+        &SpawnerEvent::Started { id, pid: 1, enforced: Enforced::default(), limits: Vec::new(), tree: TreeEnd::Descendants },
+    )
+    .await;
     started.await.unwrap().unwrap();
     for _time in 0..2 {
         client.interrupt("p").await;
@@ -423,10 +432,20 @@ async fn what_the_sandbox_saw_and_why_it_ended_a_process_reach_the_client() {
     let started = client.ask_start(shell("p", "")).await;
     let Some((SpawnerRequest::Start { id, .. }, descriptors)) = fake::hear(&mut receiver).await else { panic!() };
     drop(descriptors);
-    fake::say(&mut sender, &SpawnerEvent::Started { id, pid: 1, enforced: Enforced::default() }).await;
+    fake::say(
+        &mut sender,
+        &SpawnerEvent::Started { id, pid: 1, enforced: Enforced::default(), limits: Vec::new(), tree: TreeEnd::Descendants },
+    )
+    .await;
     started.await.unwrap().unwrap();
     let (denials, failure) = (fake::denials(&["/etc/x"]), Some("more memory than its sandbox allows".to_owned()));
-    let ended = SpawnerEvent::Exited { id, status: ExitStatus::Signal(9), denials: denials.clone(), failure: failure.clone() };
+    let ended = SpawnerEvent::Exited {
+        id,
+        status: ExitStatus::Signal(9),
+        denials: denials.clone(),
+        failure: failure.clone(),
+        limits: Vec::new(),
+    };
     fake::say(&mut sender, &ended).await;
     assert_eq!(client.story().await.exit, Some(137));
     let read = client.read("p", 0, 0).await;
@@ -579,7 +598,11 @@ async fn a_detached_session_expires() {
     let started = client.ask_start(shell("p", "")).await;
     let Some((SpawnerRequest::Start { id, .. }, descriptors)) = fake::hear(&mut receiver).await else { panic!() };
     drop(descriptors);
-    fake::say(&mut sender, &SpawnerEvent::Started { id, pid: 1, enforced: Enforced::default() }).await;
+    fake::say(
+        &mut sender,
+        &SpawnerEvent::Started { id, pid: 1, enforced: Enforced::default(), limits: Vec::new(), tree: TreeEnd::Descendants },
+    )
+    .await;
     started.await.unwrap().unwrap();
     client.detach().await;
     // The next thing that happens is the end of the session, which kills the process.
@@ -599,7 +622,11 @@ async fn when_the_spawner_dies_its_processes_are_lost() {
     let mut client = Client::with(spawner, tasks).await;
     let started = client.ask_start(shell("p", "")).await;
     let Some((SpawnerRequest::Start { id, .. }, descriptors)) = fake::hear(&mut receiver).await else { panic!() };
-    fake::say(&mut sender, &SpawnerEvent::Started { id, pid: 1, enforced: Enforced::default() }).await;
+    fake::say(
+        &mut sender,
+        &SpawnerEvent::Started { id, pid: 1, enforced: Enforced::default(), limits: Vec::new(), tree: TreeEnd::Descendants },
+    )
+    .await;
     started.await.unwrap().unwrap();
     let pending = client.ask_start(shell("q", "")).await;
     fake::hear(&mut receiver).await.unwrap();
@@ -621,7 +648,11 @@ async fn terminating_what_starts_kills_it_once_it_runs() {
     let started = client.ask_start(shell("p", "")).await;
     let Some((SpawnerRequest::Start { id, .. }, descriptors)) = fake::hear(&mut receiver).await else { panic!() };
     assert!(client.terminate("p").await);
-    fake::say(&mut sender, &SpawnerEvent::Started { id, pid: 1, enforced: Enforced::default() }).await;
+    fake::say(
+        &mut sender,
+        &SpawnerEvent::Started { id, pid: 1, enforced: Enforced::default(), limits: Vec::new(), tree: TreeEnd::Descendants },
+    )
+    .await;
     started.await.unwrap().unwrap();
     let heard = fake::hear(&mut receiver).await;
     assert!(matches!(heard, Some((SpawnerRequest::Signal { id: of, signal: 9 }, _)) if of == id), "{heard:?}");

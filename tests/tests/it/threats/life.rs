@@ -52,21 +52,17 @@ async fn start(client: &mut Client, place: &Place, id: &str, after: &str, mut mo
 async fn terminate_ends_a_sandbox_with_its_daemons() {
     let mut set = Set::new().await;
     let (sandboxes, place) = ([read_only(), workspace_write(&set.place, &[])], Place::new());
-    for (nth, sandbox) in sandboxes.iter().enumerate() {
-        let id = format!("p{nth}");
-        let watched = start(&mut set.with, &place, &id, "exec sleep 600", json!({"sandbox": sandbox})).await;
-        set.with.ok("process/terminate", json!({"processId": id})).await;
-        watched.ended().await;
-    }
-    // The control, and the limit of the other machine: who is in no namespace and left its group lives until the gateway ends.
-    for (client, more) in [(&mut set.with, json!({})), (&mut set.without, json!({"sandbox": sandboxes[1]}))] {
-        let watched = start(client, &place, "q", "exec sleep 600", more).await;
-        client.ok("process/terminate", json!({"processId": "q"})).await;
-        assert_eq!(client.events("q").await.code(), 137);
-        let found = daemons(&place);
-        assert_eq!(found.len(), 1, "it lives on");
-        rustix::process::kill_process(rustix::process::Pid::from_raw(found[0]).unwrap(), Signal::KILL).unwrap();
-        watched.ended().await;
+    let confined = json!({"sandbox": sandboxes[1]});
+    let ways = [(true, json!({"sandbox": sandboxes[0]})), (true, confined.clone()), (true, json!({})), (false, confined)];
+    for (nth, (is_whole, more)) in ways.into_iter().enumerate() {
+        for after in ["exec sleep 600", "exit"] {
+            let client = if is_whole { &mut set.with } else { &mut set.without };
+            let id = format!("p{nth}{}", after.len());
+            let watched = start(client, &place, &id, after, more.clone()).await;
+            assert_eq!(daemons(&place).len(), 1, "the control: it lives until somebody ends it");
+            client.ok("process/terminate", json!({"processId": id})).await;
+            watched.ended().await;
+        }
     }
 }
 
@@ -82,6 +78,7 @@ async fn the_end_of_the_gateway_ends_every_daemon() {
             (false, "exec sleep 600", &sandbox),
             (false, "exit", &sandbox),
             (true, "exit", &json!({})),
+            (true, "exec sleep 600", &json!({})),
         ] {
             let accepting = ["--allow-unprotected-metadata"];
             let mut server = if is_whole { Server::start().await } else { Server::without(&["namespaces"], &accepting).await };
@@ -97,11 +94,13 @@ async fn the_end_of_the_gateway_ends_every_daemon() {
 /// Starts a program with a daemon, cuts the connection, and waits until the daemon has ended with the session.
 async fn ended_with_its_session(after: &str) {
     let place = Place::new();
-    let server = Server::with_arguments(&["--detached-retention", "1"]).await;
-    let mut client = Client::connect(&server).await;
-    let watched = start(&mut client, &place, "p", after, json!({"sandbox": read_only()})).await;
-    client.cut();
-    watched.ended().await;
+    for more in [json!({"sandbox": read_only()}), json!({})] {
+        let server = Server::with_arguments(&["--detached-retention", "1"]).await;
+        let mut client = Client::connect(&server).await;
+        let watched = start(&mut client, &place, "p", after, more).await;
+        client.cut();
+        watched.ended().await;
+    }
 }
 
 #[tokio::test]

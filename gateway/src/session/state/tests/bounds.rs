@@ -70,7 +70,7 @@ fn terminate_gives_the_grace_that_was_asked_for() {
     let key = session.start("p");
     let terminate = |session: &mut Harness, grace| {
         let process = "p".to_owned();
-        session.call(|call| Input::Terminate { call, process, grace });
+        session.call(|call| Input::Terminate { call, process, grace, report: false });
         session.orders()
     };
     assert_eq!(terminate(&mut session, SECOND * 9), ["15"]);

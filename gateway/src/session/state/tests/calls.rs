@@ -21,7 +21,13 @@ fn the_same_start_sent_again_is_answered_as_the_first_and_starts_nothing() {
     let (third, none) = session.begin_with("p", Some("o"), false);
     assert_eq!(none, None);
     let key = key.unwrap();
-    session.handle(Input::Started { key, sandbox_type: "none", enforcement: None });
+    session.handle(Input::Started {
+        key,
+        sandbox_type: "none",
+        enforcement: None,
+        limits: Vec::new(),
+        tree: TreeEnd::Descendants,
+    });
     let answer = session.start_answer(first).unwrap().unwrap();
     assert_eq!(session.start_answer(third).unwrap().unwrap(), answer);
     session.close(key);
@@ -57,7 +63,13 @@ fn input_ends_once_and_only_where_it_can() {
     refused(session.close_stdin("p"), "unknown process id p");
     let key = session.begin("p").unwrap();
     refused(session.close_stdin("p"), "process id p is starting");
-    session.handle(Input::Started { key, sandbox_type: "none", enforcement: None });
+    session.handle(Input::Started {
+        key,
+        sandbox_type: "none",
+        enforcement: None,
+        limits: Vec::new(),
+        tree: TreeEnd::Descendants,
+    });
     let huge = session.ask_write("p", "1", &[0; 16 << 20]);
     session.write_answer(huge).unwrap().unwrap();
     // A write waits, so the end waits behind it; a cut link takes both back.
@@ -83,7 +95,13 @@ fn input_ends_once_and_only_where_it_can() {
     assert_eq!(session.outputs.iter().filter(|output| matches!(output, Output::CloseStdin { .. })).count(), 1);
 
     let (_, key) = session.begin_with("t", None, true);
-    session.handle(Input::Started { key: key.unwrap(), sandbox_type: "none", enforcement: None });
+    session.handle(Input::Started {
+        key: key.unwrap(),
+        sandbox_type: "none",
+        enforcement: None,
+        limits: Vec::new(),
+        tree: TreeEnd::Descendants,
+    });
     let text = "process t has a terminal, whose input cannot be closed: write the byte \\x04 to end it";
     refused(session.close_stdin("t"), text);
 }
@@ -97,7 +115,13 @@ fn terminals_are_resized_and_nothing_else() {
     let (_, key) = session.begin_with("t", None, true);
     refused(session.resize("t"), "process id t is starting");
     let key = key.unwrap();
-    session.handle(Input::Started { key, sandbox_type: "none", enforcement: None });
+    session.handle(Input::Started {
+        key,
+        sandbox_type: "none",
+        enforcement: None,
+        limits: Vec::new(),
+        tree: TreeEnd::Descendants,
+    });
     session.resize("t").unwrap();
     assert!(session.outputs.iter().any(|output| matches!(output, Output::Resize { key: of, .. } if *of == key)));
     session.close(key);
@@ -113,7 +137,13 @@ fn signals_of_a_start_are_sent_once_it_runs() {
         session.signal("p", name);
     }
     assert_eq!(session.signalled(), [] as [i32; 0]);
-    session.handle(Input::Started { key, sandbox_type: "none", enforcement: None });
+    session.handle(Input::Started {
+        key,
+        sandbox_type: "none",
+        enforcement: None,
+        limits: Vec::new(),
+        tree: TreeEnd::Descendants,
+    });
     assert_eq!(session.signalled(), [10, 19, 18], "each once, in the order in which they were last wanted");
     session.signal("p", "SIGWINCH");
     session.signal("p", "SIGKILL");

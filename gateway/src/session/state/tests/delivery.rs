@@ -34,7 +34,13 @@ fn a_process_that_starts_while_its_client_comes_and_goes_gets_its_credit() {
     let key = session.begin("p").unwrap();
     session.handle(Input::Detach { generation: 1 });
     session.attach();
-    session.handle(Input::Started { key, sandbox_type: "none", enforcement: None });
+    session.handle(Input::Started {
+        key,
+        sandbox_type: "none",
+        enforcement: None,
+        limits: Vec::new(),
+        tree: TreeEnd::Descendants,
+    });
     let started = session.outputs.iter().position(|output| matches!(output, Output::Grant { .. }));
     let launched = session.outputs.iter().position(|output| matches!(output, Output::Launch { .. }));
     assert!(started > launched, "{:?}", session.outputs);

@@ -98,7 +98,7 @@ proptest! {
                 }
                 Step::Started(process) => if let Some((key, at @ Pumped::Starting)) = pumps.get_mut(&process) {
                     *at = Pumped::Running;
-                    session.handle(Input::Started { key: *key, sandbox_type: "none", enforcement: None });
+                    session.handle(Input::Started { key: *key, sandbox_type: "none", enforcement: None, limits: Vec::new(), tree: TreeEnd::Descendants });
                 },
                 Step::Failed(process) => if let Some((key, Pumped::Starting)) = pumps.get(&process).copied() {
                     pumps.remove(&process);
@@ -120,7 +120,7 @@ proptest! {
                 },
                 Step::Terminate(process) if attached => {
                     let process = process.to_string();
-                    asked.insert(session.call(|call| Input::Terminate { call, process, grace: Duration::ZERO }));
+                    asked.insert(session.call(|call| Input::Terminate { call, process, grace: Duration::ZERO, report: false }));
                 }
                 Step::Output(process, bytes) => if let Some((key, Pumped::Running | Pumped::Exited)) = pumps.get(&process).copied() {
                     session.output(key, bytes.into());

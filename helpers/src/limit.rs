@@ -1,0 +1,201 @@
+//! How a process is held to its limits: what is decided before it is forked, and what it does to itself on its way.
+//!
+//! Each limit has one mechanism, the strongest that can be had here. Where there is none the start is refused.
+
+use crate::cgroup::{Controller, Group, GroupError, Groups};
+use crate::launch::{failed, machine};
+use portcullis_protocol::helper::{Step, StepFailed};
+use portcullis_protocol::limit::{LimitBy, LimitInForce, ProcessLimits};
+use portcullis_sandbox::report;
+use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
+use rustix::thread::CapabilitySet;
+use std::fs;
+use std::num::NonZeroU64;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+
+/// The kernel gives the numbers below this one only once in the life of a pid namespace (`RESERVED_PIDS`).
+const RESERVED_PIDS: u64 = 300;
+
+/// The kernel takes no more (`PID_MAX_LIMIT`).
+const MOST_PIDS: u64 = 4 << 20;
+
+/// What a process has to do to itself.
+#[derive(Debug, Default)]
+pub(crate) struct Limits {
+    /// Of the groups that it has to be in.
+    doors: Vec<OwnedFd>,
+    /// The tasks that its pid namespace may have beside the init.
+    tasks: Option<u64>,
+    rlimits: Vec<(Resource, u64, u64)>,
+}
+
+/// What was decided about a start.
+#[derive(Debug)]
+pub(crate) struct Decided {
+    pub(crate) limits: Limits,
+    pub(crate) in_force: Vec<LimitInForce>,
+    pub(crate) group: Option<Group>,
+}
+
+/// Decides who sees to which limit. `is_init` says that the process gets a pid namespace of its own.
+pub(crate) fn decide(
+    asked: &ProcessLimits,
+    groups: &mut Groups,
+    session: &str,
+    id: u64,
+    is_init: bool,
+) -> Result<Decided, StepFailed> {
+    let mut decided = Decided { limits: Limits::default(), in_force: Vec::new(), group: None };
+    let mut force =
+        |limit: &str, value: u64, by: LimitBy| decided.in_force.push(LimitInForce { limit: limit.to_owned(), value, by });
+    if let Some(most) = asked.processes.map(NonZeroU64::get) {
+        if groups.has(Controller::Pids) {
+            force("processes", most, LimitBy::Cgroup);
+        } else if is_init && has_own_pid_max() {
+            force("processes", most, LimitBy::PidNamespace);
+            decided.limits.tasks = Some(most);
+        } else if is_bound_by_nproc() {
+            force("processes", most, LimitBy::Rlimit);
+            let all = tasks_of_user().saturating_add(most);
+            decided.limits.rlimits.push((Resource::Nproc, all, all));
+        } else {
+            return Err(refused(groups));
+        }
+    }
+    if let Some(most) = asked.memory_bytes.map(NonZeroU64::get) {
+        if groups.has(Controller::Memory) {
+            force("memoryBytes", most, LimitBy::Cgroup);
+        } else {
+            force("memoryBytes", most, LimitBy::Rlimit);
+            decided.limits.rlimits.push((Resource::Data, most, most));
+        }
+    }
+    if let Some(most) = asked.cpu_ms.map(NonZeroU64::get) {
+        force("cpuMs", most, LimitBy::Rlimit);
+        // SIGXCPU lets it tidy up; who goes on is killed a second later.
+        let seconds = most.div_ceil(1000);
+        decided.limits.rlimits.push((Resource::Cpu, seconds, seconds.saturating_add(1)));
+    }
+    if let Some(most) = asked.open_files.map(NonZeroU64::get) {
+        force("openFiles", most, LimitBy::Rlimit);
+        decided.limits.rlimits.push((Resource::Nofile, most, most));
+    }
+    let not_there = |error: GroupError| StepFailed {
+        errno: error.errno,
+        ..failed(Step::Machine, &format!("start: {}", error.attempt), None)
+    };
+    if let Some(group) = groups.make(session, id, asked).map_err(not_there)? {
+        match group.doors() {
+            Ok(doors) => (decided.limits.doors, decided.group) = (doors, Some(group)),
+            Err(error) => {
+                groups.retire(group);
+                return Err(not_there(error));
+            }
+        }
+    }
+    Ok(decided)
+}
+
+fn refused(groups: &Groups) -> StepFailed {
+    let text = format!(
+        "start: `limits.processes` cannot be held here, nothing was started: the cgroup layer is not to be had ({}), the process has no \
+         pid namespace of its own whose kernel.pid_max could be set (Linux 6.14), and RLIMIT_NPROC does not bind this user: {}",
+        groups.layer().reason,
+        report::cgroup_remedy()
+    );
+    failed(Step::Enforce, &text, None)
+}
+
+impl Limits {
+    /// What has to stay open until the process is in its groups.
+    pub(crate) fn descriptors(&self) -> impl Iterator<Item = RawFd> {
+        self.doors.iter().map(AsRawFd::as_raw_fd)
+    }
+
+    /// Puts this process into its groups: before it loses the right to, and before there is anybody below it.
+    pub(crate) fn enter_groups(&self) -> Result<(), StepFailed> {
+        let enter = |door| rustix::io::write(door, b"0").map(drop);
+        self.doors.iter().try_for_each(enter).map_err(machine("enter the cgroup of the process"))
+    }
+
+    /// Bounds the pid namespace of this process, its first, where `/proc` is still the machine's.
+    pub(crate) fn bound_namespace(&self) -> Result<(), StepFailed> {
+        let Some(tasks) = self.tasks else { return Ok(()) };
+        // So that the numbers below, which are given once, do not come on top. Not every kernel can (CONFIG_CHECKPOINT_RESTORE).
+        let _weaker = fs::write("/proc/sys/kernel/ns_last_pid", RESERVED_PIDS.to_string());
+        let most = RESERVED_PIDS.saturating_add(tasks).min(MOST_PIDS);
+        fs::write("/proc/sys/kernel/pid_max", most.to_string()).map_err(|error| {
+            let errno = error.raw_os_error().map(rustix::io::Errno::from_raw_os_error);
+            let attempt = "hold `limits.processes`: write /proc/sys/kernel/pid_max of the pid namespace; mount /proc/sys writable, or \
+                           give the server a cgroup";
+            failed(Step::Enforce, attempt, errno)
+        })
+    }
+
+    /// Bounds this process itself, last before it executes the program.
+    pub(crate) fn bound_process(&self) -> Result<(), StepFailed> {
+        for (resource, soft, hard) in &self.rlimits {
+            // Nobody gets more than the server has.
+            let most = getrlimit(*resource).maximum.unwrap_or(u64::MAX);
+            let limit = Rlimit { current: Some(*soft.min(&most)), maximum: Some(*hard.min(&most)) };
+            setrlimit(*resource, limit)
+                .map_err(|errno| failed(Step::Enforce, &format!("limit {resource:?} to {soft}"), Some(errno)))?;
+        }
+        Ok(())
+    }
+}
+
+/// Whether `kernel.pid_max` is the pid namespace's own. On older kernels it is the machine's.
+fn has_own_pid_max() -> bool {
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    is_at_least(&release, (6, 14))
+}
+
+fn is_at_least(release: &str, least: (u32, u32)) -> bool {
+    let mut numbers = release.split(|letter: char| !letter.is_ascii_digit()).map_while(|number| number.parse::<u32>().ok());
+    numbers.next().zip(numbers.next()).is_some_and(|version| version >= least)
+}
+
+/// Root, and whoever may go beyond limits, is not bound by `RLIMIT_NPROC`.
+fn is_bound_by_nproc() -> bool {
+    let beyond = CapabilitySet::SYS_RESOURCE | CapabilitySet::SYS_ADMIN;
+    !geteuid().is_root() && rustix::thread::capabilities(None).is_ok_and(|held| !held.effective.intersects(beyond))
+}
+
+/// The tasks of this user on the machine, as far as they can be seen: `RLIMIT_NPROC` counts all of them.
+fn tasks_of_user() -> u64 {
+    let me = geteuid().as_raw();
+    let mine = fs::read_dir("/proc").into_iter().flatten().flatten().filter_map(|entry| {
+        let status = fs::read_to_string(entry.path().join("status")).ok()?;
+        let word =
+            |name: &str| status.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next()?.parse::<u64>().ok());
+        (word("Uid:")? == u64::from(me)).then(|| word("Threads:").unwrap_or(1))
+    });
+    mine.sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn releases_are_compared_by_their_numbers() {
+        for (release, expect) in [
+            ("6.18.44-fc", true),
+            ("6.14", true),
+            ("6.14-rc1", true),
+            ("6.9.1", false),
+            ("5.15", false),
+            ("7.0", true),
+            ("x", false),
+        ] {
+            assert_eq!(is_at_least(release, (6, 14)), expect, "{release}");
+        }
+    }
+
+    #[test]
+    fn this_process_is_among_the_tasks_of_its_user() {
+        let before = tasks_of_user();
+        assert!(before >= 1, "{before}");
+    }
+}

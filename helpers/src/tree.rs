@@ -1,0 +1,120 @@
+//! Ending everything below this process, which is the reaper of whoever loses its parent there.
+//!
+//! A number may stand for another process as soon as its owner was reaped. The numbers of this process's own children are theirs
+//! until it reaps them itself; who is further down is signalled by descriptor, once it was seen to be there.
+
+use crate::sys;
+use portcullis_protocol::helper::ExitStatus;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, getpgid, getpid, getsid, pidfd_open, pidfd_send_signal};
+use std::collections::HashSet;
+use std::fs;
+use std::os::fd::OwnedFd;
+
+/// Bound of the descendants that are looked at in one round: far above what one machine runs.
+const MOST_DESCENDANTS: usize = 1 << 16;
+
+/// Ends everything below this process. What loses its parent on the way becomes our child and is met in a later round, so
+/// the loop ends only when there is nothing left, or what is left cannot be killed by this user. `known` are children that are
+/// known of; only where the kernel does not list children they are all, and then daemons are out of reach. `ended` hears of each
+/// end before the number is given back.
+pub(crate) fn end_all(known: &HashSet<Pid>, mut ended: impl FnMut(Pid, ExitStatus)) {
+    let mut known = known.clone();
+    loop {
+        kill_all(&known, |_| false);
+        match sys::next_ended_child() {
+            Ok(Some((pid, status))) => {
+                ended(pid, status);
+                sys::reap(pid);
+                known.remove(&pid);
+            }
+            Ok(None) => {}
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(_no_child) => return,
+        }
+        while let Ok(Some((pid, status))) = sys::ended_child() {
+            ended(pid, status);
+            sys::reap(pid);
+            known.remove(&pid);
+        }
+    }
+}
+
+/// Kills every child of this process, but those who are spared, and everything below them, as they are now. The way down is
+/// faster than one fork after the other, for which going round by round from the top would be no match.
+pub(crate) fn kill_all(known: &HashSet<Pid>, is_spared: impl Fn(Pid) -> bool) {
+    let Some(children) = children_of(getpid()) else {
+        // Children that have ended are zombies until they are reaped, so the numbers are theirs.
+        known.iter().filter(|pid| !is_spared(**pid)).for_each(|pid| drop(sys::kill(*pid, libc::SIGKILL, false)));
+        return;
+    };
+    for child in children.into_iter().filter(|pid| !is_spared(*pid)) {
+        // Who is below it is looked for first: it moves up when this one ends. Whoever it bears until then comes up as well.
+        let below = children_of(child).unwrap_or_default();
+        let mut found: Vec<_> = below.into_iter().filter_map(|pid| Below::new(pid, child)).collect();
+        let _ended = sys::kill(child, libc::SIGKILL, false);
+        let mut looked = 0;
+        while let Some(one) = found.pop()
+            && looked < MOST_DESCENDANTS
+        {
+            looked += 1;
+            let below = children_of(one.pid).unwrap_or_default();
+            let below: Vec<_> = below.into_iter().filter_map(|pid| Below::new(pid, one.pid)).collect();
+            // Alive until now, so what was read under its number was of its own children.
+            if !one.has_ended() {
+                found.extend(below);
+            }
+            let _ended = pidfd_send_signal(&one.descriptor, Signal::KILL);
+        }
+    }
+}
+
+/// Whether somebody below this process is in the session and group that one of them began, whose number is that group's then.
+pub(crate) fn has_group(leader: Pid) -> bool {
+    let belongs = |pid: &Pid| getpgid(Some(*pid)) == Ok(leader) && getsid(Some(*pid)) == Ok(leader);
+    let mut found = children_of(getpid()).unwrap_or_default();
+    let mut at = 0;
+    while at < found.len() && found.len() < MOST_DESCENDANTS {
+        found.extend(children_of(found[at]).unwrap_or_default());
+        at += 1;
+    }
+    found.iter().any(belongs)
+}
+
+/// A process below a child.
+struct Below {
+    pid: Pid,
+    descriptor: OwnedFd,
+}
+
+impl Below {
+    /// None if it is not there any more, or no child of `parent`. Where descriptors run out it is met in a later round.
+    fn new(pid: Pid, parent: Pid) -> Option<Self> {
+        let descriptor = pidfd_open(pid, PidfdFlags::empty()).ok()?;
+        let below = Self { pid, descriptor };
+        // The descriptor may be of a process that got the number later. One that lives now had it when its parent was read.
+        (parent_of(pid) == Some(parent) && !below.has_ended()).then_some(below)
+    }
+
+    fn has_ended(&self) -> bool {
+        let mut polled = [PollFd::new(&self.descriptor, PollFlags::IN)];
+        poll(&mut polled, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+    }
+}
+
+fn parent_of(pid: Pid) -> Option<Pid> {
+    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name before it is in parentheses and may hold anything.
+    let (_, rest) = text.rsplit_once(')')?;
+    Pid::from_raw(rest.split_ascii_whitespace().nth(1)?.parse().ok()?)
+}
+
+/// Children of all threads of a process; none if the kernel does not list them.
+pub(crate) fn children_of(process: Pid) -> Option<Vec<Pid>> {
+    let mut found = Vec::new();
+    for thread in fs::read_dir(format!("/proc/{process}/task")).ok()?.flatten() {
+        let text = fs::read_to_string(thread.path().join("children")).ok()?;
+        found.extend(text.split_ascii_whitespace().filter_map(|word| Pid::from_raw(word.parse().ok()?)));
+    }
+    Some(found)
+}
