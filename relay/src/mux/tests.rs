@@ -313,6 +313,27 @@ fn eight_failed_handshakes_pause_admission_and_nothing_else() {
 }
 
 #[test]
+fn those_that_fail_during_a_pause_do_not_make_it_longer() {
+    let now = Instant::now();
+    let (mut mux, keys) = executor();
+    let identity = Identity::generate().unwrap();
+    let valid = |stream: &str| handshake_of(&identity, &keys, stream).1;
+    let asked: Vec<StreamKey> = (0..10).map(|name| question(&give(&mut mux, valid(&name.to_string()), now))).collect();
+    for _ in 0..MAX_FAILURES {
+        let garbage = frame("b", 0, Body::Handshake { payload: Bytes::from_static(b"garbage") });
+        assert_reset(give(&mut mux, garbage, now), "b");
+    }
+    // They were asked about before.
+    let later = now + PAUSE / 2;
+    for stream in asked {
+        mux.handle(MuxInput::Validated { stream, is_allowed: false }, later);
+    }
+    assert_eq!(drain(&mut mux, later).len(), 10);
+    assert_reset(give(&mut mux, valid("c"), later), "c");
+    question(&give(&mut mux, valid("c"), now + PAUSE));
+}
+
+#[test]
 fn questions_and_streams_are_bounded() {
     let now = Instant::now();
     let (mut mux, keys) = executor();
