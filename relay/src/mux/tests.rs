@@ -4,6 +4,7 @@ use super::*;
 use crate::harness::{Harness, HarnessInput, HarnessOutput};
 use crate::noise::{Channel, Initiator, MAX_AUTHORIZATION};
 use crate::segment::{Cutter, Joiner};
+use proptest::prelude::*;
 
 const ENVIRONMENT: &str = "env-1";
 const REGISTRATION: &str = "registration-1";
@@ -395,4 +396,57 @@ fn a_stream_that_closes_delivers_first() {
     assert_eq!(outputs.pop(), Some(MuxOutput::Closed(old.key, Fault::Done)));
     assert_reset(outputs.split_off(3), "s");
     assert_eq!(outputs.len(), 3);
+}
+
+fn any_body() -> impl Strategy<Value = Body> {
+    let payload = || proptest::collection::vec(any::<u8>(), 1..100).prop_map(Bytes::from);
+    prop_oneof![
+        (0..70_u32, payload()).prop_map(|(seq, payload)| Body::Record { seq, payload }),
+        (any::<u32>(), payload()).prop_map(|(seq, payload)| Body::Record { seq, payload }),
+        Just(Body::Ack),
+        Just(Body::Heartbeat),
+        any::<u32>().prop_map(|next_seq| Body::Resume { next_seq }),
+        Just(Body::Reset { reason: "no".to_owned() }),
+        payload().prop_map(|payload| Body::Handshake { payload }),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Frames that the harness did not send, among those that it did: on its stream, on one that is asked about, and on another.
+    #[test]
+    fn forged_frames_never_panic_and_never_become_messages(
+        forged in proptest::collection::vec((0..3_usize, 0..4_u32, 0..4_u32, any_body()), 0..60),
+        flips in proptest::collection::vec((any::<proptest::sample::Index>(), 0..8_u8), 0..20),
+    ) {
+        let now = Instant::now();
+        let (mut mux, keys) = executor();
+        let mut old = Old::open(&mut mux, &keys, "open", now);
+        give(&mut mux, handshake_of(&Identity::generate().unwrap(), &keys, "asked").1, now);
+        let true_ones = old.frames(b"true");
+        let mut received = Vec::new();
+        let mut take = |mux: &mut Mux, bytes: Bytes| {
+            received.extend(give(mux, bytes, now).into_iter().filter_map(|output| match output {
+                MuxOutput::Message(_, bytes) => Some(bytes),
+                _ => None,
+            }));
+        };
+        for (at, bit) in flips {
+            let mut bytes = true_ones[0].to_vec();
+            let at = at.index(bytes.len());
+            bytes[at] ^= 1 << bit;
+            take(&mut mux, true_ones[0].slice(..at));
+            take(&mut mux, bytes.into());
+        }
+        for (name, ack, ack_bits, body) in forged {
+            let stream_id = ["open", "asked", "other"][name].to_owned();
+            take(&mut mux, Frame { stream_id, ack, ack_bits, body }.encode());
+        }
+        for _ in 0..3 {
+            take(&mut mux, true_ones[0].clone());
+        }
+        // The true one arrives once, or not at all when something else ended the stream before.
+        prop_assert!(received.len() <= 1 && received.iter().all(|bytes| &bytes[..] == b"true"));
+    }
 }

@@ -217,12 +217,19 @@ impl World {
         }
     }
 
-    /// The executor's connection ends and another begins. What was on the way is lost.
+    /// A connection ends, the executor's or a harness's, and another begins. What was on the way is lost.
     fn cut(&mut self) {
         self.wire.clear();
-        self.mux.handle(MuxInput::Disconnected, self.now);
-        self.drive_executor();
-        self.mux.handle(MuxInput::Connected, self.now);
+        let number = usize::try_from(self.random.below(6)).unwrap();
+        if let Some(guest) = self.guests.get_mut(number) {
+            guest.harness.handle(HarnessInput::Disconnected, self.now);
+            self.drive_guest(number);
+            self.guests[number].harness.handle(HarnessInput::Connected, self.now);
+        } else {
+            self.mux.handle(MuxInput::Disconnected, self.now);
+            self.drive_executor();
+            self.mux.handle(MuxInput::Connected, self.now);
+        }
     }
 }
 
