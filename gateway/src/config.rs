@@ -6,6 +6,7 @@ use crate::listen::{Credential, Tls, token_directory};
 use portcullis_protocol::limit::{ProcessLimits, SessionLimits};
 use portcullis_sandbox::policy::Policy;
 use std::ffi::{OsStr, OsString};
+use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,6 +33,17 @@ impl ExecServerRuntimePaths {
     }
 }
 
+/// Bounds of processes in time; none: none.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ProcessTimes {
+    /// The longest silence, in milliseconds.
+    pub stall_ms: Option<NonZeroU64>,
+    /// The longest time altogether, in milliseconds.
+    pub ceiling_ms: Option<NonZeroU64>,
+    /// The longest wait for output that others hold open after the end, in milliseconds.
+    pub drain_ms: Option<NonZeroU64>,
+}
+
 /// Everything a gateway is told at its start.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -54,6 +66,12 @@ pub struct Config {
     pub credential: Credential,
     /// What a listener on an address shows its clients; none: no TLS.
     pub tls: Option<Tls>,
+    /// How long a client may take until its socket is upgraded, and from there to `initialized`.
+    pub handshake: Duration,
+    /// How often clients of a listener are pinged.
+    pub ping: Duration,
+    /// How long a client of a listener may say nothing, a pong included, before it counts as gone.
+    pub silence: Duration,
     /// Sockets of clients at a time, from accept to close; more are refused with status 503. At least 1.
     pub connections: usize,
     /// Sessions at a time, detached ones included. At least 1.
@@ -81,6 +99,9 @@ pub struct Config {
     pub egress: Option<EgressRule>,
     /// The most that each start of a process may use: of this and what it asks for the smaller.
     pub process_limits: ProcessLimits,
+    /// The longest silence, time altogether and wait for output that others hold open of each start: of each and what it asks for
+    /// the smaller. See `stallMs`, `ceilingMs` and `drainMs` of `process/start`.
+    pub process_times: ProcessTimes,
     /// What all processes of a session together may use. They need cgroups: where there are none the gateway does not start.
     pub session_limits: SessionLimits,
     /// Files of the operator's that no confined process gets to see, beside tokens that were made at the start: secrets, keys, sockets.
@@ -112,6 +133,9 @@ impl Config {
             idle_exit: None,
             credential: Credential::default(),
             tls: None,
+            handshake: Duration::from_secs(10),
+            ping: Duration::from_secs(15),
+            silence: Duration::from_secs(45),
             connections: 4096,
             sessions: 8192,
             calls: 65_536,
@@ -128,6 +152,7 @@ impl Config {
             audit: None,
             egress: None,
             process_limits: ProcessLimits::default(),
+            process_times: ProcessTimes::default(),
             session_limits: SessionLimits::default(),
             hidden: Vec::new(),
             environment: Arc::new([]),

@@ -352,10 +352,13 @@ impl Connection {
     ) -> Result<(), RpcError> {
         let answer = self.command(command).await?;
         let (held, way) = (self.held(), self.way());
-        self.inputs.spawn(async move {
-            let _room_and_place = held;
-            carry_out(id.clone(), way, answered(id, answer)).await;
-        });
+        self.inputs.spawn(carry_out(id.clone(), way, async move {
+            let answer = answered(id, answer).await;
+            // The session has the bytes, or has refused them. The answer may have to wait for a client that sends before it reads,
+            // and the room of what it sends next must not wait for that.
+            drop(held);
+            answer
+        }));
         Ok(())
     }
 

@@ -1,7 +1,6 @@
 //! The gateway: what all connections share, and the task that owns every connection and session.
 
 use crate::audit::{Audit, AuditError, Entry};
-use crate::budget::Budget;
 use crate::config::Config;
 use crate::connection;
 use crate::environment;
@@ -15,6 +14,7 @@ use crate::policies::{Ceiling, Policies};
 use crate::process::launch;
 use crate::registry::Registry;
 use crate::reply;
+use crate::room::Room;
 use crate::scope::Digest;
 use crate::session::{self, Command, Places, SessionConfig, SessionHandle, SpoolLimits, Turn};
 use portcullis_protocol::environment::{Enforcement, EnvironmentInfo};
@@ -31,7 +31,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
@@ -87,36 +87,6 @@ pub(crate) struct Core {
     pub(crate) room: Room,
     spawner: Spawner,
     work: mpsc::Sender<Work>,
-}
-
-/// What all connections and sessions share of what there is.
-#[derive(Debug)]
-pub(crate) struct Room {
-    /// Of messages on their way in. Apart from replies, since a message is held until its call is answered: a call must be able
-    /// to wait for the room of its reply without holding up the replies that have theirs.
-    pub(crate) incoming: Budget,
-    pub(crate) replies: Budget,
-    /// Of bodies over HTTP that come whole. Apart from both: a call that has the room of its message waits for that of the body,
-    /// and then for that of its reply, and never the other way.
-    pub(crate) bodies: Budget,
-    /// Calls that run.
-    pub(crate) calls: Arc<Semaphore>,
-    sessions: Arc<Semaphore>,
-    processes: Arc<Semaphore>,
-}
-
-impl Room {
-    fn new(config: &Config) -> Self {
-        let places = |count: usize| Arc::new(Semaphore::new(count.min(Semaphore::MAX_PERMITS)));
-        Self {
-            incoming: Budget::new(config.buffer_bytes / 2),
-            replies: Budget::new(config.buffer_bytes / 4),
-            bodies: Budget::new(config.buffer_bytes / 4),
-            calls: places(config.calls),
-            sessions: places(config.sessions),
-            processes: places(config.processes),
-        }
-    }
 }
 
 enum Work {
@@ -314,6 +284,7 @@ impl Core {
             environment: Arc::clone(&self.config.environment),
             shell: self.environment.shell.path.clone(),
             process_limits: self.config.process_limits,
+            process_times: self.config.process_times,
             spool: self.config.paths.spool.clone(),
             metrics: Arc::clone(&self.metrics),
             audit: self.audit.clone(),

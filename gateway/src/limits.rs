@@ -2,6 +2,7 @@
 //! the server says of itself all come from it.
 
 use crate::config::Config;
+use std::num::NonZeroU64;
 use std::time::Duration;
 
 /// One bound of a server.
@@ -32,6 +33,8 @@ pub enum Unit {
     Bytes,
     /// Seconds.
     Seconds,
+    /// Milliseconds.
+    Milliseconds,
 }
 
 impl Unit {
@@ -42,6 +45,7 @@ impl Unit {
             Self::Count => "N",
             Self::Bytes => "BYTES",
             Self::Seconds => "SECONDS",
+            Self::Milliseconds => "MS",
         }
     }
 }
@@ -110,6 +114,7 @@ impl Limit {
 
 /// The longest time that is taken: a year.
 const YEAR: u64 = 31_536_000;
+const YEAR_MS: u64 = YEAR * 1000;
 const DAY: u64 = 86_400;
 /// The most bytes: beyond a pebibyte somebody has mistaken the unit.
 const MOST_BYTES: u64 = 1 << 50;
@@ -125,6 +130,36 @@ pub const LIMITS: &[Limit] = &[
         about: "Sockets of clients at a time, from accept to close; more are refused with status 503",
         get: |config| count(config.connections),
         set: |config, value| config.connections = size(value),
+    },
+    Limit {
+        name: "handshake-timeout",
+        unit: Unit::Seconds,
+        least: 1,
+        most: 3600,
+        zero: None,
+        about: "How long a client may take until its socket is upgraded, and from there to `initialized`; then it is closed",
+        get: |config| config.handshake.as_secs(),
+        set: |config, value| config.handshake = Duration::from_secs(value),
+    },
+    Limit {
+        name: "ping-interval",
+        unit: Unit::Seconds,
+        least: 1,
+        most: 3600,
+        zero: None,
+        about: "How often clients are pinged",
+        get: |config| config.ping.as_secs(),
+        set: |config, value| config.ping = Duration::from_secs(value),
+    },
+    Limit {
+        name: "silence-timeout",
+        unit: Unit::Seconds,
+        least: 1,
+        most: DAY,
+        zero: None,
+        about: "How long a client may say nothing, a pong included, before it counts as gone",
+        get: |config| config.silence.as_secs(),
+        set: |config, value| config.silence = Duration::from_secs(value),
     },
     Limit {
         name: "max-sessions",
@@ -246,7 +281,111 @@ pub const LIMITS: &[Limit] = &[
         get: |config| config.fs_deadline.as_secs(),
         set: |config, value| config.fs_deadline = Duration::from_secs(value),
     },
+    Limit {
+        name: "process-tasks",
+        unit: Unit::Count,
+        least: 1,
+        most: 4 << 20,
+        zero: Some("no limit"),
+        about: "The most tasks of each start, which are processes and threads; see `limits.processes` below",
+        get: |config| of(config.process_limits.processes),
+        set: |config, value| config.process_limits.processes = NonZeroU64::new(value),
+    },
+    Limit {
+        name: "process-memory-bytes",
+        unit: Unit::Bytes,
+        least: 1,
+        most: MOST_BYTES,
+        zero: Some("no limit"),
+        about: "The most memory of each start; see `limits.memoryBytes` below",
+        get: |config| of(config.process_limits.memory_bytes),
+        set: |config, value| config.process_limits.memory_bytes = NonZeroU64::new(value),
+    },
+    Limit {
+        name: "process-cpu-ms",
+        unit: Unit::Milliseconds,
+        least: 1,
+        most: YEAR_MS,
+        zero: Some("no limit"),
+        about: "The most processor time of each start; see `limits.cpuMs` below",
+        get: |config| of(config.process_limits.cpu_ms),
+        set: |config, value| config.process_limits.cpu_ms = NonZeroU64::new(value),
+    },
+    Limit {
+        name: "process-open-files",
+        unit: Unit::Count,
+        least: 1,
+        most: 1 << 20,
+        zero: Some("no limit"),
+        about: "The most descriptors of each start; see `limits.openFiles` below",
+        get: |config| of(config.process_limits.open_files),
+        set: |config, value| config.process_limits.open_files = NonZeroU64::new(value),
+    },
+    Limit {
+        name: "process-output-bytes",
+        unit: Unit::Bytes,
+        least: 1,
+        most: MOST_BYTES,
+        zero: Some("no limit"),
+        about: "The most output of each start; see `limits.outputBytes` below",
+        get: |config| of(config.process_limits.output_bytes),
+        set: |config, value| config.process_limits.output_bytes = NonZeroU64::new(value),
+    },
+    Limit {
+        name: "process-stall-ms",
+        unit: Unit::Milliseconds,
+        least: 1,
+        most: YEAR_MS,
+        zero: Some("no limit"),
+        about: "The longest silence of each start, of this and its `stallMs` the shorter; then it is interrupted, and killed 5 s later",
+        get: |config| of(config.process_times.stall_ms),
+        set: |config, value| config.process_times.stall_ms = NonZeroU64::new(value),
+    },
+    Limit {
+        name: "process-ceiling-ms",
+        unit: Unit::Milliseconds,
+        least: 1,
+        most: YEAR_MS,
+        zero: Some("no limit"),
+        about: "The longest time altogether of each start, likewise with `ceilingMs`",
+        get: |config| of(config.process_times.ceiling_ms),
+        set: |config, value| config.process_times.ceiling_ms = NonZeroU64::new(value),
+    },
+    Limit {
+        name: "process-drain-ms",
+        unit: Unit::Milliseconds,
+        least: 1,
+        most: YEAR_MS,
+        zero: Some("no limit"),
+        about: "The longest wait for output that others hold open after a process has ended, likewise with `drainMs`",
+        get: |config| of(config.process_times.drain_ms),
+        set: |config, value| config.process_times.drain_ms = NonZeroU64::new(value),
+    },
+    Limit {
+        name: "session-tasks",
+        unit: Unit::Count,
+        least: 1,
+        most: 4 << 20,
+        zero: Some("no limit"),
+        about: "Tasks of all processes of a session together; needs cgroups",
+        get: |config| of(config.session_limits.processes),
+        set: |config, value| config.session_limits.processes = NonZeroU64::new(value),
+    },
+    Limit {
+        name: "session-memory-bytes",
+        unit: Unit::Bytes,
+        least: 1,
+        most: MOST_BYTES,
+        zero: Some("no limit"),
+        about: "Memory of all processes of a session together; needs cgroups",
+        get: |config| of(config.session_limits.memory_bytes),
+        set: |config, value| config.session_limits.memory_bytes = NonZeroU64::new(value),
+    },
 ];
+
+fn of(limit: Option<NonZeroU64>) -> u64 {
+    limit.map_or(0, NonZeroU64::get)
+}
 
 fn count(size: usize) -> u64 {
     u64::try_from(size).unwrap_or(u64::MAX)

@@ -19,7 +19,7 @@ pub use self::token::token_path;
 pub use self::url::{ExecServerListenUrlParseError, ListenUrl};
 
 use self::accept::{FRAME, MESSAGE, Serving, Upgraded};
-use self::carry::carry;
+use self::carry::{Patience, carry};
 use self::credential::{Ground, Guard};
 use self::socket::Listener;
 use self::token::TokenFile;
@@ -43,8 +43,6 @@ use tokio_util::sync::CancellationToken;
 /// Where a server listens unless it is told otherwise: loopback, on a port of the system's choice.
 pub const DEFAULT_LISTEN_URL: &str = "ws://127.0.0.1:0";
 
-/// How long a client may take from its upgrade to `initialized`.
-const HANDSHAKE: Duration = Duration::from_secs(10);
 /// How long open HTTP exchanges may hold up the end, and a client's unread messages the end of its connection.
 const STRAGGLERS: Duration = Duration::from_secs(1);
 /// Upgraded sockets on their way to the gateway.
@@ -111,6 +109,7 @@ async fn serve_websocket(url: ListenUrl, mut config: Config, stop: &Cancellation
         config.hidden.push(path.clone());
     }
     let (guard, token_files) = guard(&config, &url)?;
+    let patience = Patience { handshake: config.handshake, ping: config.ping, silence: config.silence };
     let (connections, hosts) = (config.connections, Arc::from(config.allowed_hosts.clone()));
     let clients_decide = config.ceiling.is_none();
     let gateway = Gateway::start(config).await?;
@@ -126,6 +125,7 @@ async fn serve_websocket(url: ListenUrl, mut config: Config, stop: &Cancellation
         peers,
         guard,
         hosts,
+        deadline: patience.handshake,
         stop: stop.clone(),
     };
     let accepting = tokio::spawn(accept::run(listener, serving, connections));
@@ -134,7 +134,7 @@ async fn serve_websocket(url: ListenUrl, mut config: Config, stop: &Cancellation
     let mut sockets = JoinSet::new();
     loop {
         tokio::select! {
-            Some(one) = upgraded.recv() => begin(one, &gateway, &mut sockets).await,
+            Some(one) = upgraded.recv() => begin(one, &gateway, patience, &mut sockets).await,
             Some(_ended) = sockets.join_next() => {}
             () = idled.cancelled() => stop.cancel(),
             () = stop.cancelled() => break,
@@ -144,7 +144,7 @@ async fn serve_websocket(url: ListenUrl, mut config: Config, stop: &Cancellation
     // sender goes when nothing is accepted any more and every upgraded socket has arrived here.
     let fenced = async {
         while let Some(one) = upgraded.recv().await {
-            begin(one, &gateway, &mut sockets).await;
+            begin(one, &gateway, patience, &mut sockets).await;
         }
     };
     let _half_open = tokio::time::timeout(STRAGGLERS, fenced).await;
@@ -184,7 +184,7 @@ async fn bind(url: ListenUrl, config: &Config) -> Result<(Listener, ListenUrl), 
 }
 
 /// Gives an upgraded socket to the gateway.
-async fn begin(one: Upgraded, gateway: &Gateway, sockets: &mut JoinSet<()>) {
+async fn begin(one: Upgraded, gateway: &Gateway, patience: Patience, sockets: &mut JoinSet<()>) {
     let Upgraded { socket, ends, admitted, place } = one;
     let (link, end) = Link::pair(format!("websocket JSON-RPC message from exec-server websocket {ends}"), true);
     let transport = match &ends {
@@ -193,10 +193,10 @@ async fn begin(one: Upgraded, gateway: &Gateway, sockets: &mut JoinSet<()>) {
     };
     let link = link.of(Caller { transport, address: ends.to_string(), who: admitted.who });
     sockets.spawn(async move {
-        carry(socket, end).await;
+        carry(socket, end, patience).await;
         drop(place);
     });
-    gateway.accept(Link { handshake: Some(HANDSHAKE), scope: admitted.scope, ..link.answering_pings() }).await;
+    gateway.accept(Link { handshake: Some(patience.handshake), scope: admitted.scope, ..link.answering_pings() }).await;
 }
 
 /// What clients have to show, and the files that say so to those who belong. The files go when they are dropped.

@@ -46,9 +46,6 @@ const READ_BUFFER: usize = 8 << 10;
 const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 /// Bytes of a request's line and headers.
 const HEADERS: usize = 32 << 10;
-/// How long a socket may take until it is upgraded, or has sent its one request and taken the answer. One deadline for all: a
-/// place must not be held by somebody who shows no credential, however busy.
-const DEADLINE: Duration = Duration::from_secs(10);
 /// How long the listener waits after the system refused to accept, as when descriptors have run out.
 const AFTER_ERROR: Duration = Duration::from_millis(100);
 
@@ -63,6 +60,9 @@ pub(super) struct Serving {
     pub(super) guard: Guard,
     /// What a `Host` header may name beside addresses.
     pub(super) hosts: Arc<[String]>,
+    /// How long a socket may take until it is upgraded, or has sent its one request and taken the answer. One deadline for all: a
+    /// place must not be held by somebody who shows no credential, however busy.
+    pub(super) deadline: Duration,
     /// Cancelled once the server stops: nobody is upgraded any more.
     pub(super) stop: CancellationToken,
 }
@@ -93,7 +93,7 @@ pub(super) async fn run(listener: Listener, serving: Serving, connections: usize
     let app = routes(serving.clone());
     let mut sockets = JoinSet::new();
     let begin = |(socket, ends): (Socket, Ends), sockets: &mut JoinSet<()>| match Arc::clone(&places).try_acquire_owned() {
-        Ok(place) => drop(sockets.spawn(serve(socket, Arrival { ends, place: Arc::new(place) }, app.clone()))),
+        Ok(place) => drop(sockets.spawn(serve(socket, Arrival { ends, place: Arc::new(place) }, app.clone(), serving.deadline))),
         Err(_full) => {
             serving.metrics.refused(Refused::Full);
             refuse(&socket, connections);
@@ -126,7 +126,7 @@ pub(super) async fn run(listener: Listener, serving: Serving, connections: usize
 }
 
 /// Answers the one request of a socket, or upgrades it.
-async fn serve(socket: Socket, arrival: Arrival, app: Router) {
+async fn serve(socket: Socket, arrival: Arrival, app: Router, deadline: Duration) {
     let ends = arrival.ends.clone();
     let served = async {
         match socket {
@@ -140,10 +140,10 @@ async fn serve(socket: Socket, arrival: Arrival, app: Router) {
         Ok::<(), Box<dyn Error + Send + Sync>>(())
     };
     // It ends with the upgrade, so what follows that has time.
-    match timeout(DEADLINE, served).await {
+    match timeout(deadline, served).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => tracing::debug!(%ends, "http: {error}"),
-        Err(_elapsed) => tracing::debug!(%ends, "http: neither upgraded nor answered within {} s", DEADLINE.as_secs()),
+        Err(_elapsed) => tracing::debug!(%ends, "http: neither upgraded nor answered within {} s", deadline.as_secs()),
     }
 }
 

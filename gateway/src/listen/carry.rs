@@ -10,9 +10,17 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep, timeout_at};
 
-/// How often a client is pinged, and how long it may say nothing, a pong included, before it counts as gone.
-const PING: Duration = Duration::from_secs(15);
-const SILENCE: Duration = Duration::from_secs(45);
+/// What a listener grants its clients of time.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Patience {
+    /// Until the socket is upgraded, and from there to `initialized`.
+    pub(super) handshake: Duration,
+    /// From one ping to the next.
+    pub(super) ping: Duration,
+    /// How long a client may say nothing, a pong included, before it counts as gone.
+    pub(super) silence: Duration,
+}
+
 /// How long a client has to say something, a pong included, once another connection wants its session: most likely it has
 /// come back itself while we have not heard that the old connection broke.
 const DOUBT: Duration = Duration::from_secs(5);
@@ -21,12 +29,12 @@ const DOUBT: Duration = Duration::from_secs(5);
 type Offence = Option<(u16, String)>;
 
 /// Carries messages until either end is gone. When we end it, a close frame goes first.
-pub(super) async fn carry(socket: WebSocket, end: LinkEnd) {
+pub(super) async fn carry(socket: WebSocket, end: LinkEnd, patience: Patience) {
     let LinkEnd { incoming, outgoing, doubts } = end;
     let (sink, stream) = socket.split();
     let (ended, reader_ended) = oneshot::channel();
-    let read = read(stream, incoming, doubts.clone(), ended);
-    let write = write(sink, outgoing, doubts, reader_ended);
+    let read = read(stream, incoming, doubts.clone(), ended, patience.silence);
+    let write = write(sink, outgoing, doubts, reader_ended, patience.ping);
     // Whichever ends first: a client that reads nothing must not keep what is left for it, and us, for ever.
     tokio::select! {
         () = write => {}
@@ -41,9 +49,10 @@ async fn read(
     incoming: Inlet,
     mut doubted: watch::Receiver<()>,
     ended: oneshot::Sender<Offence>,
+    silence: Duration,
 ) {
     let mut heard = Instant::now();
-    let mut until = heard + SILENCE;
+    let mut until = heard + silence;
     let offence = loop {
         let message = tokio::select! {
             message = timeout_at(until, stream.next()) => message,
@@ -75,7 +84,7 @@ async fn read(
         }
         // Only now: a client that we let wait has said nothing because we did not listen.
         heard = Instant::now();
-        until = heard + SILENCE;
+        until = heard + silence;
     };
     let _writer_gone = ended.send(offence);
 }
@@ -86,8 +95,9 @@ async fn write(
     mut outgoing: mpsc::Receiver<Outgoing>,
     mut doubted: watch::Receiver<()>,
     mut reader_ended: oneshot::Receiver<Offence>,
+    every: Duration,
 ) {
-    let mut ping = interval_at(Instant::now() + PING, PING);
+    let mut ping = interval_at(Instant::now() + every, every);
     ping.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let (mut doubt_again, mut has_reader_ended) = (Instant::now(), false);
     // In every ping after it too, since a client may answer the newest alone (RFC 6455 section 5.5.3).

@@ -25,6 +25,7 @@ pub(crate) use order::{Order, Turn};
 
 use crate::audit::Audit;
 use crate::budget::{Budget, Charge};
+use crate::config::ProcessTimes;
 use crate::handles::Handles;
 use crate::helper::spawner::Spawner;
 use crate::link::{Doubt, Outgoing};
@@ -64,6 +65,8 @@ pub(crate) struct SessionConfig {
     pub(crate) shell: String,
     /// The most that each start may use, whatever it asks for.
     pub(crate) process_limits: ProcessLimits,
+    /// The same in time.
+    pub(crate) process_times: ProcessTimes,
     /// Where output waits for which there is no room while nobody is attached, and how much of it.
     pub(crate) spool: PathBuf,
     pub(crate) spool_limits: SpoolLimits,

@@ -231,7 +231,7 @@ impl Task {
                     operation: params.operation_id.clone(),
                     at_ms: unix_ms(),
                     when_full: params.when_full.unwrap_or_default(),
-                    bounds: start::bounds(&params),
+                    bounds: start::bounds(&params, &self.config.process_times),
                     output: limits.output_bytes,
                 };
                 (Caller::Prepare(params, policy, turn, reply), Input::Start { call, start })

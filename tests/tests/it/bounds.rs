@@ -123,3 +123,41 @@ async fn absurd_limits_serve_nobody() {
         assert_eq!(program.stdout.next_line().await.unwrap(), None);
     }
 }
+
+#[tokio::test]
+async fn the_operator_bounds_every_start_and_the_smaller_of_two_counts() {
+    let limits = ["--process-open-files", "40", "--process-output-bytes", "100000", "--process-ceiling-ms", "60000"];
+    let server = Server::with_arguments(&limits).await;
+    let (place, mut client) = (Place::new(), Client::connect(&server).await);
+    let in_force = |answer: &Value, limit: &str| {
+        let list =
+            answer["limits"].as_array().unwrap().iter().find(|one| one["limit"] == limit).unwrap_or_else(|| panic!("{answer}"));
+        list["value"].clone()
+    };
+    let show = &["sh", "-c", "ulimit -n"];
+    let answer = client.start(&place, "theirs", show, json!({})).await;
+    assert_eq!((in_force(&answer, "openFiles"), in_force(&answer, "outputBytes")), (json!(40), json!(100_000)));
+    assert_eq!(client.events("theirs").await.output(None), "40\n");
+    let answer = client.start(&place, "less", show, json!({"limits": {"openFiles": 30}})).await;
+    assert_eq!(in_force(&answer, "openFiles"), json!(30));
+    assert_eq!(client.events("less").await.output(None), "30\n");
+    let answer = client.start(&place, "more", show, json!({"limits": {"openFiles": 50}})).await;
+    assert_eq!(in_force(&answer, "openFiles"), json!(40));
+    assert_eq!(client.events("more").await.output(None), "40\n");
+
+    // The control: where the operator says nothing, what the start says counts.
+    let free = Server::start().await;
+    let mut client = Client::connect(&free).await;
+    let answer = client.start(&place, "free", show, json!({"limits": {"openFiles": 50}})).await;
+    assert_eq!(in_force(&answer, "openFiles"), json!(50));
+    assert_eq!(client.start(&place, "none", show, json!({})).await.get("limits"), None);
+}
+
+#[tokio::test]
+async fn a_client_that_says_nothing_is_gone_after_the_time_that_the_operator_gives() {
+    let server = Server::with_arguments(&["--handshake-timeout", "1"]).await;
+    let mut client = Client::dial(&server.url).await;
+    assert_eq!(client.closed().await, Some(1008));
+    let mut shaken = Client::connect(&server).await;
+    shaken.ok("environment/status", Value::Null).await;
+}

@@ -1,6 +1,7 @@
 //! Starting a process: from its turn to its pump.
 
 use super::{Caller, Task};
+use crate::config::ProcessTimes;
 use crate::helper::spawner::{Child, Launch, LaunchError, Spawner};
 use crate::process::launch::{self, Ends};
 use crate::process::pump::Pump;
@@ -53,7 +54,7 @@ impl Task {
         match launch::prepare(Arc::clone(&self.id), &params, policy.as_deref(), *allow_unprotected, environment, shell) {
             Ok((launch, ends)) => {
                 let (spawner, wants_enforcement) = (self.spawner.clone(), params.enforcement);
-                let (bound, process) = (bounds(&params).shortest(), params.process_id);
+                let (bound, process) = (bounds(&params, &self.config.process_times).shortest(), params.process_id);
                 let most = params.limits.and_then(|limits| limits.output_bytes);
                 let output =
                     most.map(|most| LimitInForce { limit: "outputBytes".to_owned(), value: most.get(), by: LimitBy::Gateway });
@@ -115,15 +116,15 @@ fn late(bound: Duration) -> LaunchError {
     LaunchError::Lost(format!("the process did not start within {} s and is killed if it does", bound.as_secs_f64()))
 }
 
-/// What a start bounds in time.
-pub(super) fn bounds(params: &StartParams) -> Bounds {
+/// What a start bounds in time, and the operator.
+pub(super) fn bounds(params: &StartParams, most: &ProcessTimes) -> Bounds {
+    let smaller = |asked: Option<NonZeroU64>, most: Option<NonZeroU64>| {
+        let bound = asked.into_iter().chain(most).min();
+        bound.map(|bound| Duration::from_millis(bound.get()))
+    };
     Bounds {
-        stall: milliseconds(params.stall_ms),
-        ceiling: milliseconds(params.ceiling_ms),
-        drain: milliseconds(params.drain_ms),
+        stall: smaller(params.stall_ms, most.stall_ms),
+        ceiling: smaller(params.ceiling_ms, most.ceiling_ms),
+        drain: smaller(params.drain_ms, most.drain_ms),
     }
-}
-
-fn milliseconds(bound: Option<NonZeroU64>) -> Option<Duration> {
-    bound.map(|bound| Duration::from_millis(bound.get()))
 }

@@ -49,6 +49,7 @@ impl Client {
     async fn with_retention(spawner: Spawner, mut tasks: JoinSet<()>, retention: Duration) -> Self {
         let config = SessionConfig {
             process_limits: ProcessLimits::default(),
+            process_times: crate::config::ProcessTimes::default(),
             retention,
             environment: Arc::new([]),
             allow_unprotected: false,
