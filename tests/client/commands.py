@@ -136,9 +136,9 @@ def what_still_runs_ends_with_the_client(scenario):
         scenario.open_gate()
 
     scenario.turn(script())
-    # The client says so and leaves without waiting for the answer. The lock is given once the command has ended, which is long
-    # before its session does.
+    # The client says so and leaves without waiting for the answer.
     assert scenario.sent("process/terminate")
+    # It is given once the command has ended, which is long before its session does.
     fcntl.flock(lock, fcntl.LOCK_EX)
 
 

@@ -17,7 +17,7 @@ class Proxy:
         self._target = (host, port)
         # Taken again by what decides on cuts, which looks at the messages before.
         self._lock = threading.RLock()
-        self._is_cut_done = threading.Condition(self._lock)
+        self._changed = threading.Condition(self._lock)
         self._cuts = []
         self._refusals_after_cut, self._refusals = 0, 0
         self._open = set()
@@ -60,7 +60,7 @@ class Proxy:
     def wait_until_cut(self, timeout):
         """Waits until no cut is outstanding; whether that came to be within so many seconds."""
         with self._lock:
-            return self._is_cut_done.wait_for(lambda: not self._cuts, timeout)
+            return self._changed.wait_for(lambda: not self._cuts, timeout)
 
     def sent(self, method):
         """What the client sent of a method, oldest first."""
@@ -83,6 +83,12 @@ class Proxy:
             open_now = list(self._open)
         for link in open_now:
             link.reset()
+
+    def wait_until_over(self, timeout):
+        """Waits until every connection has ended and all that came by is recorded; whether that came to be within so many
+        seconds."""
+        with self._lock:
+            return self._changed.wait_for(lambda: not self._open, timeout)
 
     def _accept(self):
         while True:
@@ -122,15 +128,19 @@ class Proxy:
                     return
                 sink.sendall(raw)
         except (OSError, EOFError):
-            # One end is gone; the other is told so in the same way.
-            link.end()
+            # This direction is over; what is on its way in the other one still arrives.
+            link.end(sink)
         except ValueError as error:
             with self._lock:
                 self.broken.append(f"{sender}: {error}")
             link.reset()
         finally:
             with self._lock:
-                self._open.discard(link)
+                link.directions -= 1
+                if link.directions == 0:
+                    link.close()
+                    self._open.discard(link)
+                    self._changed.notify_all()
 
     def _is_cut(self, sender, message, method_of, raw, sink):
         with self._lock:
@@ -144,7 +154,7 @@ class Proxy:
                 if cut.sender == sender and cut.matches(message):
                     self._cuts.remove(cut)
                     self._refusals, self._refusals_after_cut = self._refusals_after_cut, 0
-                    self._is_cut_done.notify_all()
+                    self._changed.notify_all()
                     break
             else:
                 return False
@@ -162,16 +172,21 @@ class Link:
     """Both ends of one connection."""
 
     def __init__(self, client, server):
-        self.client, self.server, self.methods = client, server, {}
+        self.client, self.server = client, server
+        # Names of the calls that were not answered, by id, and how many directions are forwarded.
+        self.methods, self.directions = {}, 2
         for end in (client, server):
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-    def end(self):
+    def end(self, sink):
+        """Tells one end that nothing follows."""
+        try:
+            sink.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass
+
+    def close(self):
         for end in (self.client, self.server):
-            try:
-                end.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
             end.close()
 
     def reset(self):

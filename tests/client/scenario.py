@@ -60,6 +60,7 @@ class Scenario:
         self._model.play(script)
         turn = codex.Turn(self._program, self._home, self.workspace, url, sandbox, "go", options=options)
         self.stderr = turn.stderr
+        assert self._proxy.wait_until_over(LONGEST_WAIT), "the server keeps connections that the client ended"
         self.connections = self._proxy.connections
         if self._model.failure:
             raise self._model.failure
