@@ -252,11 +252,16 @@ impl Task {
             let mut replies = Vec::new();
             for order in orders.drain(..) {
                 match order {
-                    Order::Record(entry, reply) => {
-                        self.line(&entry);
-                        replies.extend(reply);
+                    Order::Record(entry, reply) => match (self.line(&entry), reply) {
+                        (true, reply) => replies.extend(reply),
+                        (false, Some(reply)) => {
+                            let _caller_gone = reply.send(Err(Unrecorded("too much waits for the disk".into())));
+                        }
+                        (false, None) => {}
+                    },
+                    Order::Refusal(entry) => {
+                        self.refusal(*entry);
                     }
-                    Order::Refusal(entry) => self.refusal(*entry),
                     Order::Retry(reply) => replies.push(reply),
                     Order::Stop => {
                         queue.close();
@@ -274,12 +279,12 @@ impl Task {
         }
     }
 
-    /// Puts a line into the journal, behind those that have none.
-    fn line(&mut self, entry: &Entry) {
-        let Some(journal) = &mut self.journal else { return };
+    /// Puts a line into the journal, behind those that have none; false if there is no room for it.
+    fn line(&mut self, entry: &Entry) -> bool {
+        let Some(journal) = &mut self.journal else { return false };
         if journal.waiting() > BACKLOG {
             drop(Lost(Some(&self.shared)));
-            return;
+            return false;
         }
         let lost = self.shared.lost.swap(0, Ordering::Relaxed);
         if lost > 0 {
@@ -288,6 +293,7 @@ impl Task {
             journal.put(self.chain.next(SystemTime::now(), &entry));
         }
         journal.put(self.chain.next(SystemTime::now(), entry));
+        true
     }
 
     fn refusal(&mut self, entry: Entry) {

@@ -171,7 +171,8 @@ impl Config {
         let audit = self.audit.as_ref().map(|file| file.path.as_path());
         let named = named.iter().chain(&self.hidden).map(PathBuf::as_path).chain(key).chain(audit);
         // A shell's `<(…)` is a descriptor of this process, which nobody inherits.
-        let named = named.filter(|file| !file.starts_with("/dev") && !file.starts_with("/proc")).map(|file| self.cwd.join(file));
+        const OURS: [&str; 5] = ["/dev/fd", "/dev/stdin", "/dev/stdout", "/dev/stderr", "/proc"];
+        let named = named.filter(|file| !OURS.iter().any(|own| file.starts_with(own))).map(|file| self.cwd.join(file));
         self.token_directory().into_iter().chain(named).collect()
     }
 

@@ -273,6 +273,8 @@ impl Connection {
             (self.charge, self.asked) = (charge, asked);
             let admitted = self.route(id.clone(), call).await;
             self.admitted(&id, admitted).await;
+            // What was refused, or needed no room, gives it back now: the next message may be waiting for it.
+            self.charge = None;
         }
     }
 

@@ -40,6 +40,8 @@ use tokio_util::sync::CancellationToken;
 const QUEUE: usize = 64;
 /// How long connections and sessions may take to end once they were told to.
 const DRAIN: Duration = Duration::from_secs(3);
+/// How long the audit log may take to be written to its end: its disk may hang.
+const AUDIT_DRAIN: Duration = Duration::from_secs(4);
 /// How long the spawner may take to end everything that is left; it is killed within that time.
 const SPAWNER_DRAIN: Duration = Duration::from_secs(4);
 
@@ -199,8 +201,13 @@ impl Gateway {
             }
             if let (Some(audit), Some(audit_task)) = (audit, audit_task) {
                 // Behind everything that there is to be recorded.
-                audit.stop().await;
-                let _panicked = audit_task.await;
+                let ended = async {
+                    audit.stop().await;
+                    let _panicked = audit_task.await;
+                };
+                if tokio::time::timeout(AUDIT_DRAIN, ended).await.is_err() {
+                    tracing::error!("the audit log did not take its last lines in time");
+                }
             }
         });
         Ok(Self { core, closing, idled, owner })

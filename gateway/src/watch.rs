@@ -3,12 +3,14 @@
 use crate::helper::socket::watch_fd;
 use crate::ids::{Ids, InUse};
 use crate::link::Outgoing;
+use crate::metrics::{Direction, Metrics};
 use portcullis_protocol::fs::MissingChangedNotice;
 use portcullis_protocol::path::Bytes;
 use portcullis_protocol::rpc;
 use rustix::fs::inotify::{ReadFlags, Reader};
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
@@ -43,14 +45,18 @@ pub(crate) struct Armed {
 }
 
 /// Waits for one of the names, or for the end of a directory, and tells the client once.
-pub(crate) async fn tell(watch_id: u64, armed: Armed, outgoing: mpsc::Sender<Outgoing>, in_use: InUse) {
+pub(crate) async fn tell(watch_id: u64, armed: Armed, outgoing: mpsc::Sender<Outgoing>, metrics: Arc<Metrics>, in_use: InUse) {
     if let Err(error) = changed(armed).await {
         // The client is told all the same: it looks, which is never wrong.
         tracing::warn!(%error, "a watch is lost");
     }
-    drop(in_use);
-    if let Ok(text) = rpc::notification_text("fs/missingChanged", &MissingChangedNotice { watch_id }) {
-        let _link_gone = outgoing.send(Outgoing::Text(text)).await;
+    if let (Ok(text), Ok(line)) =
+        (rpc::notification_text("fs/missingChanged", &MissingChangedNotice { watch_id }), outgoing.reserve().await)
+    {
+        // Who has seen it may use the id.
+        drop(in_use);
+        metrics.message(Direction::Out, text.len());
+        line.send(Outgoing::Text(text));
     }
 }
 

@@ -18,6 +18,9 @@ pub(super) struct Journal {
     sync: bool,
     /// From a line's beginning on, or from where a write ended in the middle of one: that line is completed first.
     waiting: Vec<u8>,
+    /// The disk did not take what was written. The kernel says so once and forgets (fsync(2), EIO), so it is remembered here: nothing
+    /// can be promised of this file any more.
+    is_lost: bool,
 }
 
 impl Journal {
@@ -45,7 +48,7 @@ impl Journal {
             let reason = reason.to_owned();
             AuditError::Broken { path: shown(), reason }
         })?;
-        Ok((Self { file, sync: *sync, waiting }, chain))
+        Ok((Self { file, sync: *sync, waiting, is_lost: false }, chain))
     }
 
     /// Puts a line behind those that wait.
@@ -61,8 +64,11 @@ impl Journal {
     /// Writes what waits. What was not written waits on.
     pub(super) fn flush(&mut self) -> io::Result<()> {
         write_out(&mut Descriptor(&self.file), &mut self.waiting)?;
+        if self.is_lost {
+            return Err(io::Error::other("the disk lost what was written before: start the server anew when it is mended"));
+        }
         if self.sync {
-            rustix::fs::fdatasync(&self.file)?;
+            rustix::fs::fdatasync(&self.file).inspect_err(|_| self.is_lost = true)?;
         }
         Ok(())
     }

@@ -50,7 +50,7 @@ impl Connection {
         let in_use = self.bodies.reserve(&request_id)?;
         let (core, outgoing, way, held) = (Arc::clone(&self.core), self.outgoing.clone(), self.way(), self.held());
         let (room, deadline) = (self.bodies.parts.clone(), request.deadline());
-        let parts = Parts { request_id, outgoing, room, deadline };
+        let parts = Parts { request_id, outgoing, room, metrics: Arc::clone(&self.core.metrics), deadline };
         let ((answers, answered), (begin, begun)) = (oneshot::channel(), oneshot::channel());
         let answer_id = id.clone();
         let call = async move {

@@ -26,7 +26,7 @@ impl Connection {
         let carried = self.prepare(Call::FsWatchMissing(params))?;
         let (core, disk, way, held) = (Arc::clone(&self.core), self.disk.clone(), self.way(), self.held());
         let ((armings, armed), (begin, begun)) = (oneshot::channel(), oneshot::channel());
-        let (answer_id, notices) = (id.clone(), self.outgoing.clone());
+        let (answer_id, notices, metrics) = (id.clone(), self.outgoing.clone(), Arc::clone(&self.core.metrics));
         let call = async move {
             let Done { done, descriptor, .. } = carried.out(&core, &disk).await?;
             let armed = match (done, descriptor) {
@@ -49,7 +49,7 @@ impl Connection {
         });
         self.watches.tasks.spawn(async move {
             if let Ok((armed, in_use)) = begun.await {
-                tell(watch_id, armed, notices, in_use).await;
+                tell(watch_id, armed, notices, metrics, in_use).await;
             }
         });
         Ok(())

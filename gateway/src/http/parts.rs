@@ -7,10 +7,12 @@ use crate::answer::text_size;
 use crate::budget::Budget;
 use crate::ids::{Ids, InUse, NotFree};
 use crate::link::Outgoing;
+use crate::metrics::{Direction, Metrics};
 use crate::reply;
 use portcullis_protocol::base64::Chunk;
 use portcullis_protocol::http::BodyDelta;
 use portcullis_protocol::rpc::{self, RpcError, code};
+use std::sync::Arc;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -67,6 +69,7 @@ pub(crate) struct Parts {
     pub(crate) outgoing: mpsc::Sender<Outgoing>,
     /// What the parts on their way may hold.
     pub(crate) room: Budget,
+    pub(crate) metrics: Arc<Metrics>,
     /// When all of it must be over.
     pub(crate) deadline: Option<Instant>,
 }
@@ -83,14 +86,14 @@ pub(crate) async fn send_parts(mut answer: Answer, to: Parts, in_use: InUse) {
             None => break Some("timed out: timeoutMs ran out".to_owned()),
         };
         for part in bytes.chunks(PART) {
-            if !sent.part(part.to_vec(), false, None).await {
+            if !sent.part(part.to_vec(), None).await {
                 return;
             }
         }
     };
     // The socket is closed first, so that who sees the end sees that too.
-    drop((answer, in_use));
-    let _link_gone = sent.part(Vec::new(), true, error).await;
+    drop(answer);
+    let _link_gone = sent.part(Vec::new(), Some((in_use, error))).await;
 }
 
 /// What was sent of one body.
@@ -101,9 +104,12 @@ struct Sent {
 
 impl Sent {
     /// Sends one part once there is room; false if the client is gone.
-    async fn part(&mut self, bytes: Vec<u8>, done: bool, detail: Option<String>) -> bool {
+    async fn part(&mut self, bytes: Vec<u8>, last: Option<(InUse, Option<String>)>) -> bool {
         self.seq += 1;
         let room = self.to.room.charge(text_size(bytes.len()) + self.to.request_id.len()).await;
+        let done = last.is_some();
+        let (in_use, detail) = last.unzip();
+        let detail = detail.flatten();
         let delta = BodyDelta {
             request_id: self.to.request_id.clone(),
             seq: self.seq,
@@ -113,6 +119,11 @@ impl Sent {
             detail,
         };
         let Ok(text) = rpc::notification_text("http/request/bodyDelta", &delta) else { return false };
-        self.to.outgoing.send(Outgoing::Large(text, room)).await.is_ok()
+        let Ok(line) = self.to.outgoing.reserve().await else { return false };
+        // Nothing of another body with this id comes before the last part, and who has seen that may use the id.
+        drop(in_use);
+        self.to.metrics.message(Direction::Out, text.len());
+        line.send(Outgoing::Large(text, room));
+        true
     }
 }

@@ -39,6 +39,9 @@ pub(super) fn next(request: &Request, status: StatusCode, headers: &HeaderMap) -
     }
     if next.url.origin() != request.url.origin() {
         SECRETS.iter().for_each(|name| drop(next.headers.remove(name)));
+        // What came out of the server's environment (`valueEnvVar`).
+        let own = next.headers.iter().filter(|(_, value)| value.is_sensitive()).map(|(name, _)| name.clone());
+        own.collect::<Vec<_>>().iter().for_each(|name| drop(next.headers.remove(name)));
     }
     match referer(&request.url, &next.url) {
         Some(value) => drop(next.headers.insert(REFERER, value)),
@@ -63,10 +66,11 @@ mod tests {
     use serde_json::json;
 
     fn request(method: &str, url: &str, policy: &str) -> Request {
-        let headers: Vec<_> =
+        let mut headers: Vec<_> =
             ["Authorization", "Cookie", "Content-Type", "X-K", "Host"].map(|name| json!({"name": name, "value": "v"})).into();
+        headers.push(json!({"name": "X-Own", "value": "", "valueEnvVar": "TOKEN"}));
         let params = json!({"method": method, "url": url, "requestId": "r", "redirectPolicy": policy, "bodyBase64": "aGk=", "headers": headers});
-        Request::new(serde_json::from_value(params).unwrap(), &[]).unwrap()
+        Request::new(serde_json::from_value(params).unwrap(), &[("TOKEN".into(), "s".into())]).unwrap()
     }
 
     fn follow(request: &Request, status: u16, place: &str) -> Result<Option<Request>, RpcError> {
@@ -111,6 +115,8 @@ mod tests {
 
     #[test]
     fn secrets_stay_with_their_origin() {
+        let within = follow(&request("GET", "http://a/x", "follow"), 302, "/y").unwrap().unwrap();
+        assert!(within.headers.contains_key("x-own") && within.headers.contains_key(AUTHORIZATION), "control");
         for (from, to, refers) in [
             ("http://a/x", "http://b/", Some("http://a/")),
             ("http://a/x", "http://a:81/", Some("http://a/")),
@@ -121,6 +127,7 @@ mod tests {
             let next = follow(&request("GET", from, "follow"), 302, to).unwrap().unwrap();
             assert!(SECRETS.iter().all(|name| !next.headers.contains_key(name)), "{from} {to}");
             assert!(next.headers.contains_key("x-k") && next.url.username().is_empty());
+            assert!(!next.headers.contains_key("x-own"), "out of the server's environment");
             assert_eq!(next.headers.get(REFERER).map(|value| value.to_str().unwrap()), refers, "{from} {to}");
         }
     }

@@ -68,6 +68,11 @@ impl Guard {
         self.ends(now + INTERRUPTED);
     }
 
+    /// Whether somebody or something wants it to end.
+    pub(super) fn is_to_end(&self) -> bool {
+        self.kill_at.is_some()
+    }
+
     /// It ended: whether there is still something to guard.
     pub(super) fn exited(&mut self, now: Instant) -> bool {
         let drain = self.bounds.drain;

@@ -293,11 +293,16 @@ impl State {
                 process.input.close();
                 process.reached.extend(limits);
                 let limits = process.reached.clone();
+                let was_to_end = self.guards.get(&key).is_some_and(Guard::is_to_end);
                 if self.guards.get_mut(&key).is_some_and(|guard| !guard.exited(now)) {
                     self.guards.remove(&key);
                 }
                 self.append(key, Event::Exited { code, denials, limits });
                 self.unpark(key);
+                if was_to_end {
+                    // It obeyed. What it left behind has had its time too.
+                    self.kill(key);
+                }
             }
             Feed::Closed => self.close(key, now),
             Feed::Taken { bytes } => {

@@ -305,6 +305,12 @@ async fn what_runs_out_of_its_time_is_stopped_and_says_why() {
         client.output(&id, "begun\n").await;
         assert_eq!(client.ok("process/terminate", json!({"processId": id, "graceMs": 60_000})).await, json!({"running": true}));
         assert_eq!(client.events(&id).await.code(), 5, "{kind}: it had its time to tidy up");
+        let id = format!("{kind} leaves");
+        let script = "trap 'exit 6' TERM; (trap '' TERM; echo begun; exec sleep 600) & wait";
+        client.start(&place, &id, &["sh", "-c", script], json!({"sandbox": sandbox})).await;
+        client.output(&id, "begun\n").await;
+        client.ok("process/terminate", json!({"processId": id, "graceMs": 60_000})).await;
+        assert_eq!(client.events(&id).await.code(), 6, "{kind}: and what it left behind ends with it, output and all");
         let id = format!("{kind} deaf");
         client.start(&place, &id, &["sh", "-c", "trap '' TERM; echo begun; exec sleep 600"], json!({"sandbox": sandbox})).await;
         client.output(&id, "begun\n").await;

@@ -166,7 +166,9 @@ async fn output_is_bounded_and_the_rest_is_let_go() {
     assert_eq!((events.output(None).len(), events.code(), reached(&events)), (200_000, 0, Value::Null), "as much as is allowed");
 
     // Deaf to the interrupt, it is killed; meanwhile it can write all that it wants, and nobody waits for anybody.
-    for (id, script, code) in [("yields", "exec yes", 130), ("deaf", "trap '' INT; yes; exit 7", 137)] {
+    // So is what a program that obeys leaves behind: jobs in the background of a shell do not hear interrupts.
+    let scripts = [("yields", "exec yes", 130), ("deaf", "trap '' INT; yes; exit 7", 137), ("leaves", "yes & wait", 130)];
+    for (id, script, code) in scripts {
         let more = json!({"limits": {"outputBytes": 1000}});
         let started = client.start(&place, id, &["sh", "-c", script], more).await;
         assert_eq!(started["limits"], json!([{"limit": "outputBytes", "value": 1000, "by": "gateway"}]));

@@ -102,7 +102,7 @@ async fn a_connection_ends_with_its_token_and_its_session_stays() {
     let place = Place::new();
     let server = serve(&place, &[]).await;
     let long = token(&place, "600", &["--method", "process/*"]).await;
-    let short = token(&place, "8", &["--method", "process/*"]).await;
+    let short = token(&place, "20", &["--method", "process/*"]).await;
     let mut scoped = Client::connect_with_token(&server.url, &short).await;
     scoped.start(&place, "p", &["sleep", "600"], json!({})).await;
     assert_eq!(scoped.closed().await, Some(4003));
