@@ -54,7 +54,8 @@ pub(crate) fn arguments(given: Vec<OsString>, variable: impl Fn(&str) -> Option<
         let is_switch = matches!(option.get_action(), ArgAction::SetTrue);
         let is_list = matches!(option.get_action(), ArgAction::Append);
         let (values, source) = if let Some(value) = variable(&variable_of(name)) {
-            (of_variable(value, is_list), format!("the environment ({})", variable_of(name)))
+            let separator = if is_of_paths(option) { ':' } else { ',' };
+            (of_variable(value, is_list.then_some(separator)), format!("the environment ({})", variable_of(name)))
         } else if let Some(value) = file.get(name) {
             let values = of_file(value, is_list).ok_or_else(|| Refused::Other(wrong_type(name, is_list)))?;
             (values, "the configuration file".to_owned())
@@ -121,12 +122,17 @@ fn variable_of(name: &str) -> String {
     format!("{PREFIX}{}", name.to_uppercase().replace('-', "_"))
 }
 
-/// A variable holds one value, or several with commas between them where there may be several.
-fn of_variable(value: OsString, is_list: bool) -> Vec<OsString> {
-    match value.to_str() {
-        Some(text) if is_list => text.split(',').filter(|part| !part.is_empty()).map(OsString::from).collect(),
+/// A variable holds one value, or several with something between them where there may be several.
+fn of_variable(value: OsString, separator: Option<char>) -> Vec<OsString> {
+    match (value.to_str(), separator) {
+        (Some(text), Some(separator)) => text.split(separator).filter(|part| !part.is_empty()).map(OsString::from).collect(),
         _one => vec![value],
     }
+}
+
+/// Lists of paths have colons between them, as PATH has: a path may hold a comma.
+fn is_of_paths(option: &clap::Arg) -> bool {
+    option.get_value_names().is_some_and(|names| names.iter().any(|name| name == "DIR"))
 }
 
 fn of_file(value: &Value, is_list: bool) -> Option<Vec<OsString>> {
@@ -154,7 +160,11 @@ fn read(path: &Path) -> Result<Table, Failure> {
     let failed = |error: &dyn std::fmt::Display| format!("read the configuration file {}: {error}", path.display());
     let mut text = String::new();
     let file = std::fs::File::open(path).map_err(|error| failed(&error))?;
-    file.take(LONGEST).read_to_string(&mut text).map_err(|error| failed(&error))?;
+    // Half a file would be a server with half of its options.
+    let length = file.take(LONGEST + 1).read_to_string(&mut text).map_err(|error| failed(&error))?;
+    if u64::try_from(length).is_ok_and(|length| length > LONGEST) {
+        return Err(failed(&format!("it has more than {LONGEST} bytes")).into());
+    }
     Ok(text.parse().map_err(|error: toml::de::Error| failed(&error))?)
 }
 
@@ -217,6 +227,8 @@ mod tests {
         assert_eq!((options.auth.insecure_no_auth, options.allow_host.as_slice()), (false, &["c".to_owned()][..]));
         let options = from(&[], &[("PORTCULLIS_ALLOW_HOST", "d,e")], None).unwrap();
         assert_eq!(options.allow_host, ["d", "e"]);
+        let variables = [("PORTCULLIS_WORKSPACE", "/a,b:/c"), ("PORTCULLIS_POLICY", "read-only")];
+        assert_eq!(from(&[], &variables, None).unwrap().workspace, ["/a,b", "/c"].map(std::path::PathBuf::from));
     }
 
     #[test]
@@ -261,6 +273,8 @@ mod tests {
             assert!(error.starts_with("allow-egress from the environment (PORTCULLIS_ALLOW_EGRESS) is an empty list"), "{error}");
         }
         assert!(refused("= 1").starts_with("read the configuration file "));
+        let long = format!("max-sessions = 1\n{}\nmax-calls = 1", "#".repeat(1 << 20));
+        assert!(refused(&long).ends_with("it has more than 1048576 bytes"));
         assert!(from(&["--config", "/nowhere"], &[], None).unwrap_err().starts_with("read the configuration file /nowhere: "));
         let names = ["PORTCULLIS_MAX_SESSIONS", "PORTCULLIS_MAX_SESION", "OTHER"].map(OsString::from);
         assert_eq!(unknown_variables(names.into_iter()), ["PORTCULLIS_MAX_SESION"]);

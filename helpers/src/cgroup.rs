@@ -125,14 +125,8 @@ impl Groups {
 
     /// Ends whom it still holds, where the kernel does that by itself, and removes it once it is empty.
     pub(crate) fn retire(&mut self, group: Group) {
-        for path in group.paths() {
-            // Version 1 has no such file; there whoever lost its keeper comes to the spawner.
-            let _none = OpenOptions::new()
-                .write(true)
-                .open(path.join("cgroup.kill"))
-                .and_then(|mut file| io::Write::write_all(&mut file, b"1"));
-            self.retired.push(path.clone());
-        }
+        group.kill();
+        self.retired.extend(group.paths().cloned());
         self.sweep();
     }
 
@@ -146,7 +140,9 @@ impl Groups {
     }
 
     /// Removes what is empty of what is to go. The rest is tried again with the next.
-    fn sweep(&mut self) {
+    pub(crate) fn sweep(&mut self) {
+        // What lies in another goes before it.
+        self.retired.sort_by_key(|path| std::cmp::Reverse(path.components().count()));
         self.retired.retain(|path| fs::remove_dir(path).is_err_and(|error| error.kind() != io::ErrorKind::NotFound));
     }
 
@@ -248,6 +244,15 @@ impl Group {
             add("memoryBytes", self.limits.memory_bytes, self.of_session.memory_bytes, used);
         }
         reached
+    }
+
+    /// Ends whoever is in it, where the kernel does that.
+    pub(crate) fn kill(&self) {
+        for path in self.paths() {
+            // Version 1 has no such file; there whoever lost its keeper comes to the spawner.
+            let file = OpenOptions::new().write(true).open(path.join("cgroup.kill"));
+            let _none = file.and_then(|mut file| io::Write::write_all(&mut file, b"1"));
+        }
     }
 
     /// Whether the kernel ends everybody in it at one word.

@@ -23,6 +23,7 @@ use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{DumpableBehavior, Pid, getpid, set_child_subreaper, set_dumpable_behavior};
 use serde::{Deserialize, Serialize};
+use std::cell::Cell;
 use std::collections::HashSet;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -106,7 +107,7 @@ fn begin(order: Order, result: &OwnedFd, tether: BorrowedFd<'_>) -> Result<Keepe
     match left {
         Ok(()) => Ok(keeper),
         Err(failure) => {
-            keeper.end_everybody();
+            keeper.end_everybody(None);
             Err(failure)
         }
     }
@@ -136,20 +137,20 @@ impl Keeper {
                 Obeyed::All => {}
                 Obeyed::End => {
                     let killed = self.has_program.then_some(ExitStatus::Signal(libc::SIGKILL));
-                    if let Some(status) = self.end_everybody().or(killed) {
+                    if let Some(status) = self.end_everybody(Some(tether)).or(killed) {
                         self.tell_end(tether, status, None, true);
                     }
                     return;
                 }
                 Obeyed::Gone => {
-                    self.end_everybody();
+                    self.end_everybody(None);
                     return self.leave();
                 }
             }
             if ready.covers
                 && let Some(path) = self.covers.lost()
             {
-                self.end_everybody();
+                self.end_everybody(None);
                 let failure = format!(
                     "the sandbox ended: `{}` was made, moved or replaced from outside, so that its rule could be held no longer",
                     path.display()
@@ -255,8 +256,9 @@ impl Keeper {
         }
     }
 
-    /// Ends all that it keeps. How the program ended, if that was not known before.
-    fn end_everybody(&self) -> Option<ExitStatus> {
+    /// Ends all that it keeps. How the program ended, if that was not known before. If somebody else cannot be ended for a while,
+    /// the end of the program is told without them.
+    fn end_everybody(&self, tether: Option<BorrowedFd<'_>>) -> Option<ExitStatus> {
         if is_init() {
             let _none_left = sys::kill_everybody_else();
             while let Ok(Some((pid, _))) = sys::next_ended_child() {
@@ -264,17 +266,24 @@ impl Keeper {
             }
             return None;
         }
-        let mut end = None;
+        let end = Cell::new(None);
         if self.has_program {
             // All of its group at one blow, so that none of them is born meanwhile.
             let _ended = sys::kill(self.program, libc::SIGKILL, true);
         }
-        tree::end_all(&HashSet::from([self.program]), |pid, status| {
-            if self.has_program && pid == self.program && end.is_none() {
-                end = Some(status);
+        let ended = |pid, status| {
+            if self.has_program && pid == self.program && end.get().is_none() {
+                end.set(Some(status));
             }
-        });
-        end
+        };
+        let stuck = || {
+            if let (Some(status), Some(tether)) = (end.get(), tether) {
+                // The spawner takes the first such word and no other.
+                tell(tether, &KeeperReport::Ended { status, denials: Denials::default(), failure: None, is_alone: false });
+            }
+        };
+        tree::end_all(&HashSet::from([self.program]), self.signals.as_fd(), ended, stuck);
+        end.get()
     }
 }
 

@@ -12,6 +12,7 @@ use rustix::thread::CapabilitySet;
 use std::fs;
 use std::num::NonZeroU64;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::path::Path;
 
 /// The kernel gives the numbers below this one only once in the life of a pid namespace (`RESERVED_PIDS`).
 const RESERVED_PIDS: u64 = 300;
@@ -51,7 +52,7 @@ pub(crate) fn decide(
     if let Some(most) = asked.processes.map(NonZeroU64::get) {
         if groups.has(Controller::Pids) {
             force("processes", most, LimitBy::Cgroup);
-        } else if is_init && has_own_pid_max() {
+        } else if is_init && can_bound_namespaces(most) {
             force("processes", most, LimitBy::PidNamespace);
             decided.limits.tasks = Some(most);
         } else if is_bound_by_nproc() {
@@ -121,10 +122,10 @@ impl Limits {
     /// Bounds the pid namespace of this process, its first, where `/proc` is still the machine's.
     pub(crate) fn bound_namespace(&self) -> Result<(), StepFailed> {
         let Some(tasks) = self.tasks else { return Ok(()) };
-        // So that the numbers below, which are given once, do not come on top. Not every kernel can (CONFIG_CHECKPOINT_RESTORE).
-        let _weaker = fs::write("/proc/sys/kernel/ns_last_pid", RESERVED_PIDS.to_string());
+        // So that the numbers below, which are given once, do not come on top.
+        let begun = fs::write("/proc/sys/kernel/ns_last_pid", RESERVED_PIDS.to_string());
         let most = RESERVED_PIDS.saturating_add(tasks).min(MOST_PIDS);
-        fs::write("/proc/sys/kernel/pid_max", most.to_string()).map_err(|error| {
+        begun.and_then(|()| fs::write("/proc/sys/kernel/pid_max", most.to_string())).map_err(|error| {
             let errno = error.raw_os_error().map(rustix::io::Errno::from_raw_os_error);
             let attempt = "hold `limits.processes`: write /proc/sys/kernel/pid_max of the pid namespace; mount /proc/sys writable, or \
                            give the server a cgroup";
@@ -145,10 +146,22 @@ impl Limits {
     }
 }
 
-/// Whether `kernel.pid_max` is the pid namespace's own. On older kernels it is the machine's.
-fn has_own_pid_max() -> bool {
+/// Whether a pid namespace can be held to so many tasks. On kernels before 6.14 its `kernel.pid_max` is the machine's; without
+/// CONFIG_CHECKPOINT_RESTORE nobody says where its numbers begin; and it cannot be less than eight for each processor
+/// (`PIDS_PER_CPU_MIN`).
+fn can_bound_namespaces(tasks: u64) -> bool {
     let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    let least = possible_processors().map(|count| count.saturating_mul(8));
     is_at_least(&release, (6, 14))
+        && Path::new("/proc/sys/kernel/ns_last_pid").exists()
+        && least.is_some_and(|least| RESERVED_PIDS.saturating_add(tasks) >= least)
+}
+
+/// The processors that the machine may have, from a text like `0-3,8-11`.
+fn possible_processors() -> Option<u64> {
+    let text = fs::read_to_string("/sys/devices/system/cpu/possible").ok()?;
+    let last = text.trim().rsplit([',', '-']).next()?.parse::<u64>().ok()?;
+    Some(last + 1)
 }
 
 fn is_at_least(release: &str, least: (u32, u32)) -> bool {
@@ -191,6 +204,12 @@ mod tests {
         ] {
             assert_eq!(is_at_least(release, (6, 14)), expect, "{release}");
         }
+    }
+
+    #[test]
+    fn small_machines_can_bound_a_namespace_to_few_tasks_and_the_number_of_processors_is_known() {
+        let count = possible_processors().unwrap();
+        assert!(count >= u64::try_from(std::thread::available_parallelism().unwrap().get()).unwrap());
     }
 
     #[test]

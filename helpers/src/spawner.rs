@@ -46,7 +46,7 @@ pub(crate) fn run(socket: OwnedFd) -> ExitCode {
     if let Err(End::Failed(reason)) = spawner.serve() {
         complain(format_args!("{reason}; ending everything that was started"));
     }
-    tree::end_all(&spawner.children.all(), |_, _| ());
+    tree::end_all(&spawner.children.all(), spawner.signals.as_fd(), |_, _| (), || ());
     for tether in spawner.tethers.into_values() {
         let (_nobody_to_tell, left) = tether.finish(ExitStatus::Signal(libc::SIGKILL));
         tether::remove(&left.points);
@@ -312,8 +312,12 @@ impl Spawner {
             Some(tether) => tether.finish(status),
             None => (Some(Outcome::of(status)), Leftovers::default()),
         };
-        if let (Some(group), Some(groups)) = (left.group.take(), &mut self.groups) {
-            groups.retire(group);
+        if let Some(groups) = &mut self.groups {
+            match left.group.take() {
+                Some(group) => groups.retire(group),
+                // The last of those who held one may just have ended.
+                None => groups.sweep(),
+            }
         }
         match name {
             Some(Name::Process(id)) => {

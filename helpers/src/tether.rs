@@ -139,6 +139,8 @@ impl Tether {
 
     /// Has everything ended that the keeper keeps. `keeper` is its number, which is its own as long as it was not reaped.
     pub(crate) fn end(&self, keeper: Pid) {
+        // At one blow where the kernel can. The keeper is not in it, and reaps.
+        self.group.iter().for_each(Group::kill);
         let is_told = self.kind == Kind::Reaper && {
             // Those whom it keeps may be of the same user, and may have stopped it.
             let _ended = sys::kill(keeper, libc::SIGCONT, false);

@@ -9,33 +9,46 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, getpgid, getpid, getsid, pidfd_open, pidfd_send_signal};
 use std::collections::HashSet;
 use std::fs;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 /// Bound of the descendants that are looked at in one round: far above what one machine runs.
 const MOST_DESCENDANTS: usize = 1 << 16;
 
+/// How long nobody may have ended until those who wait are told that somebody does not.
+const PATIENCE: Timespec = Timespec { tv_sec: 2, tv_nsec: 0 };
+
 /// Ends everything below this process. What loses its parent on the way becomes our child and is met in a later round, so
 /// the loop ends only when there is nothing left, or what is left cannot be killed by this user. `known` are children that are
 /// known of; only where the kernel does not list children they are all, and then daemons are out of reach. `ended` hears of each
-/// end before the number is given back.
-pub(crate) fn end_all(known: &HashSet<Pid>, mut ended: impl FnMut(Pid, ExitStatus)) {
+/// end before the number is given back. `signals` tells of ends of children; `stuck` hears whenever nobody has ended for a while:
+/// what is left is of another user, or hangs in the kernel.
+pub(crate) fn end_all(
+    known: &HashSet<Pid>,
+    signals: BorrowedFd<'_>,
+    mut ended: impl FnMut(Pid, ExitStatus),
+    mut stuck: impl FnMut(),
+) {
     let mut known = known.clone();
     loop {
         kill_all(&known, |_| false);
-        match sys::next_ended_child() {
-            Ok(Some((pid, status))) => {
-                ended(pid, status);
-                sys::reap(pid);
-                known.remove(&pid);
+        // Before the look, so that an end behind it is heard of.
+        let _drained = rustix::io::read(signals, &mut [0_u8; 1024][..]);
+        let mut has_ended = false;
+        loop {
+            match sys::ended_child() {
+                Ok(Some((pid, status))) => {
+                    ended(pid, status);
+                    sys::reap(pid);
+                    known.remove(&pid);
+                    has_ended = true;
+                }
+                Ok(None) => break,
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(_no_child) => return,
             }
-            Ok(None) => {}
-            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(_no_child) => return,
         }
-        while let Ok(Some((pid, status))) = sys::ended_child() {
-            ended(pid, status);
-            sys::reap(pid);
-            known.remove(&pid);
+        if !has_ended && poll(&mut [PollFd::from_borrowed_fd(signals, PollFlags::IN)], Some(&PATIENCE)) == Ok(0) {
+            stuck();
         }
     }
 }

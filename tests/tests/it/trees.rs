@@ -1,6 +1,6 @@
 //! How a whole tree of processes is ended, and that nothing is left of one.
 
-use portcullis_tests::{Client, Place, Server};
+use portcullis_tests::{Client, Place, Server, executable};
 use serde_json::{Value, json};
 use std::fs;
 
@@ -84,4 +84,38 @@ async fn whoever_kills_its_keeper_frees_nobody() {
     let listed = client.ok("process/list", Value::Null).await;
     assert_eq!(listed["processes"][0]["state"], "closed");
     client.run_bounded(&place, "q", "exit 3", json!({}), 3).await;
+}
+
+/// A child of another user, as sudo makes them, is out of the reach of a server that is nobody special. The end of the program is
+/// told all the same.
+#[tokio::test]
+async fn who_cannot_be_killed_does_not_hold_back_the_end_of_the_program() {
+    if !rustix::process::geteuid().is_root() {
+        // Only root can make a program that gains rights.
+        return;
+    }
+    let place = Place::new();
+    let gains = place.path("gains");
+    fs::copy("/usr/bin/setpriv", &gains).unwrap();
+    fs::set_permissions(&gains, std::os::unix::fs::PermissionsExt::from_mode(0o4755)).unwrap();
+    place.mode("", 0o755);
+    // Where that user may look.
+    let program = place.path("portcullis");
+    fs::copy(executable("portcullis"), &program).unwrap();
+    let mut command = tokio::process::Command::new("/usr/bin/setpriv");
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]).arg(program).args(["serve", "--insecure-no-auth"]);
+    command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).kill_on_drop(true);
+    let server = Server::with(command).await;
+    let mut client = Client::connect(&server).await;
+    let script = "./gains --reuid=0 --clear-groups sleep 600 >/dev/null 2>&1 & echo $!; exec sleep 600";
+    client.start(&place, "p", &["sh", "-c", script], json!({})).await;
+    let pid = client.process_id("p").await;
+    let users = || fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    until("the child is root's", || users().contains("Uid:\t0\t0\t0\t0")).await;
+
+    client.ok("process/terminate", json!({"processId": "p"})).await;
+    assert_eq!(client.events("p").await.code(), 137);
+    assert!(users().contains("Uid:\t0\t0\t0\t0"), "control: it lives on");
+    let pid = rustix::process::Pid::from_raw(pid).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
 }
