@@ -20,6 +20,8 @@ const ANSWER: Duration = Duration::from_secs(10);
 pub struct Harness {
     id: String,
     state: State,
+    /// There is a socket to send on.
+    is_connected: bool,
     outputs: VecDeque<HarnessOutput>,
 }
 
@@ -76,7 +78,8 @@ impl Harness {
         let claim = frame(&id, 0, Body::Resume { next_seq: 0 });
         let first = frame(&id, REPEATS, Body::Handshake { payload: message.into() });
         let outputs = VecDeque::from([HarnessOutput::Send(claim), HarnessOutput::Send(first)]);
-        Ok(Self { id, state: State::Waiting { initiator: Box::new(initiator), until: now + ANSWER }, outputs })
+        let state = State::Waiting { initiator: Box::new(initiator), until: now + ANSWER };
+        Ok(Self { id, state, is_connected: true, outputs })
     }
 
     /// Takes what happened.
@@ -89,6 +92,7 @@ impl Harness {
             HarnessInput::Timer => self.timer(now),
             HarnessInput::Disconnected => self.disconnected(),
             HarnessInput::Connected => {
+                self.is_connected = true;
                 if let State::Open(stream) = &mut self.state {
                     stream.connected(now);
                 }
@@ -179,6 +183,7 @@ impl Harness {
     }
 
     fn disconnected(&mut self) -> Result<(), Fault> {
+        self.is_connected = false;
         // There is nobody to send them to; what matters of them is sent again.
         self.outputs.retain(|output| !matches!(output, HarnessOutput::Send(_)));
         match &mut self.state {
@@ -190,7 +195,7 @@ impl Harness {
 
     fn end(&mut self, fault: Fault) {
         self.state = State::Closed;
-        if !matches!(fault, Fault::Reset | Fault::Lost) {
+        if self.is_connected && !matches!(fault, Fault::Reset | Fault::Lost) {
             self.outputs.push_back(HarnessOutput::Send(reset(&self.id)));
         }
         self.outputs.push_back(HarnessOutput::Closed(fault));

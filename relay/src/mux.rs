@@ -1,7 +1,9 @@
 //! The executor's end: many harnesses' streams over one WebSocket to the rendezvous.
 //!
 //! A stream that breaks a rule is reset and forgotten, and the others never notice. What costs the registry's or the machine's time is
-//! bounded: streams, questions to the registry, and failed handshakes, after eight of which nobody is let in for ten seconds.
+//! bounded: streams, questions to the registry, and failed handshakes, after eight of which nobody is let in for ten seconds. What all
+//! streams together hold in messages is not bounded here (128 times 64 MiB in each direction at worst): that is for the program around
+//! it, which knows what else it holds.
 
 use crate::crypto::sha256;
 use crate::fault::Fault;

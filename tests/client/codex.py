@@ -27,10 +27,11 @@ def fetch(folder):
         try:
             npm = ["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix", str(new), PACKAGE]
             subprocess.run(npm, check=True, stdout=subprocess.DEVNULL, timeout=LONGEST_FETCH)
-            verify(find(new))
             new.rename(folder)
         finally:
             shutil.rmtree(new, ignore_errors=True)
+    # One that was there before too: whoever may write there could have changed it.
+    verify(find(folder))
     return find(folder)
 
 
@@ -50,7 +51,7 @@ def verify(program):
     if expected is None:
         print(f"note: the client for {platform.machine()} has no known digest; it has {found}")
     elif found != expected:
-        raise SystemExit(f"the client that npm installed has SHA-256 {found}, not {expected}: it is not run")
+        raise SystemExit(f"the client in {program} has SHA-256 {found}, not {expected}: it is not run")
 
 
 class Home:

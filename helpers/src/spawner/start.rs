@@ -126,7 +126,10 @@ impl Spawner {
     pub(super) fn give_back(&mut self, left: Leftovers, then: Option<(u64, Outcome)>) {
         let Leftovers { points, watch, .. } = left;
         if points.is_empty() {
-            close_aside(watch);
+            // It is nobody's by name, and no stranger either.
+            if let Some(pid) = close_aside(watch) {
+                self.removals.insert(pid, Removal { points, then: None });
+            }
         } else {
             match sys::fork() {
                 Ok(Fork::Child) => {
@@ -134,7 +137,7 @@ impl Spawner {
                     let kept: Vec<_> = watch.iter().map(AsRawFd::as_raw_fd).collect();
                     let _open = launch::close_all_but(&kept);
                     tether::remove(&points);
-                    close_aside(watch);
+                    let _another = close_aside(watch);
                     sys::end(0)
                 }
                 // It is nobody's by name.
@@ -149,14 +152,17 @@ impl Spawner {
 }
 
 /// Has a child close the last end of what told of covers, which takes the kernel some ten milliseconds.
-fn close_aside(watch: Option<OwnedFd>) {
+fn close_aside(watch: Option<OwnedFd>) -> Option<Pid> {
     /// Long enough for everybody else to have closed theirs.
     const LAST: std::time::Duration = std::time::Duration::from_millis(100);
-    if let Some(watch) = watch
-        && let Ok(Fork::Child) = sys::fork()
-    {
-        let _open = launch::close_all_but(&[watch.as_raw_fd()]);
-        std::thread::sleep(LAST);
-        sys::end(0)
+    let watch = watch?;
+    match sys::fork() {
+        Ok(Fork::Child) => {
+            let _open = launch::close_all_but(&[watch.as_raw_fd()]);
+            std::thread::sleep(LAST);
+            sys::end(0)
+        }
+        Ok(Fork::Parent(pid)) => Some(pid),
+        Err(_no_child) => None,
     }
 }
