@@ -4,7 +4,7 @@ use crate::Failure;
 use portcullis::protocol::path::AbsolutePath;
 use portcullis::sandbox::compiled::Compiled;
 use portcullis::sandbox::file::{self, PolicyFile};
-use portcullis::sandbox::policy::{Policy, PolicyError};
+use portcullis::sandbox::policy::{Files, Policy, PolicyError};
 use portcullis::sandbox::resolve::{self, Machine};
 use portcullis::sandbox::roots::Roots;
 use std::path::{Path, PathBuf};
@@ -13,6 +13,12 @@ use std::path::{Path, PathBuf};
 /// else each request would say so.
 pub(crate) fn ceiling(name: &str, workspaces: &[PathBuf]) -> Result<Option<Policy>, Failure> {
     let policy = resolved(name, workspaces)?;
+    if name.starts_with("workspace-write") && policy.as_ref().is_none_or(|policy| policy.files == Files::Unrestricted) {
+        return Err(format!(
+            "--policy {name} --workspace / leaves nothing to confine: name a directory below, or say full-access"
+        )
+        .into());
+    }
     if let Some(policy) = &policy {
         compiled(policy).map_err(|error| format!("--policy {name}: {error}"))?;
     }

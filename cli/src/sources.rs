@@ -63,6 +63,12 @@ pub(crate) fn arguments(given: Vec<OsString>, variable: impl Fn(&str) -> Option<
         } else {
             continue;
         };
+        if is_list && values.is_empty() {
+            // Taken for a list that is not there, it would lift what the list was to narrow.
+            return Err(Refused::Other(
+                format!("{name} from {source} is an empty list: leave it out, or say what it is to hold").into(),
+            ));
+        }
         if is_switch {
             match values.first().and_then(|value| value.to_str()) {
                 Some("true") => all.push(format!("--{name}").into()),
@@ -129,7 +135,8 @@ fn of_file(value: &Value, is_list: bool) -> Option<Vec<OsString>> {
     let one = |value: &Value| match value {
         Value::String(text) => Some(OsString::from(text)),
         Value::Integer(number) => Some(number.to_string().into()),
-        Value::Float(number) => Some(number.to_string().into()),
+        // As it is written: 10.0 is no whole number.
+        Value::Float(number) => Some(format!("{number:?}").into()),
         Value::Boolean(switch) => Some(switch.to_string().into()),
         Value::Datetime(_) | Value::Array(_) | Value::Table(_) => None,
     };
@@ -249,6 +256,12 @@ mod tests {
         assert!(
             refused("insecure-no-auth = 1").contains("insecure-no-auth from the configuration file is neither true nor false")
         );
+        assert!(refused("max-sessions = 10.0").contains("`10.0` is no whole number"));
+        assert!(refused("allow-egress = []").contains("allow-egress from the configuration file is an empty list"));
+        for empty in ["", ",", ",,"] {
+            let error = from(&[], &[("PORTCULLIS_ALLOW_EGRESS", empty)], Some("allow-egress = [\"a.example\"]")).unwrap_err();
+            assert!(error.starts_with("allow-egress from the environment (PORTCULLIS_ALLOW_EGRESS) is an empty list"), "{error}");
+        }
         assert!(refused("= 1").starts_with("read the configuration file "));
         assert!(from(&["--config", "/nowhere"], &[], None).unwrap_err().starts_with("read the configuration file /nowhere: "));
         let names = ["PORTCULLIS_MAX_SESSIONS", "PORTCULLIS_MAX_SESION", "OTHER"].map(OsString::from);

@@ -7,10 +7,16 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 /// The unit of account: a semaphore counts to 2^29 on machines of 32 bits, and bytes would be more.
 const UNIT: usize = 1024;
 
+/// What each budget may hold beside the whole that it is a part of.
+const RESERVE: usize = 1 << 20;
+
 /// So many bytes. Clones share them.
 #[derive(Debug, Clone)]
 pub(crate) struct Budget {
     own: Pool,
+    /// A little of it counts against nothing else, so that what others hold of the whole stops nobody's small messages, above all
+    /// those that end something.
+    reserve: Pool,
     /// What this budget is a part of, from when that is known on.
     whole: Arc<OnceLock<Pool>>,
 }
@@ -25,12 +31,13 @@ struct Pool {
 #[derive(Debug)]
 pub struct Charge {
     _own: OwnedSemaphorePermit,
+    _reserve: Option<OwnedSemaphorePermit>,
     _whole: Option<OwnedSemaphorePermit>,
 }
 
 impl Budget {
     pub(crate) fn new(bytes: usize) -> Self {
-        Self { own: Pool::new(bytes), whole: Arc::default() }
+        Self { own: Pool::new(bytes), reserve: Pool::new(RESERVE.min(bytes)), whole: Arc::default() }
     }
 
     /// Makes this budget and its clones a part of another one: what is charged to it is charged to both from now on.
@@ -43,11 +50,12 @@ impl Budget {
     pub(crate) async fn charge(&self, bytes: usize) -> Charge {
         // Its own first: who has used that up must not stand in the line of all others.
         let own = self.own.take(bytes).await;
+        let reserve = self.reserve.try_take(bytes);
         let whole = match self.whole.get() {
-            Some(whole) => Some(whole.take(bytes).await),
-            None => None,
+            Some(whole) if reserve.is_none() => Some(whole.take(bytes).await),
+            Some(_) | None => None,
         };
-        Charge { _own: own, _whole: whole }
+        Charge { _own: own, _reserve: reserve, _whole: whole }
     }
 }
 
@@ -55,6 +63,11 @@ impl Pool {
     fn new(bytes: usize) -> Self {
         let all = u32::try_from(bytes.div_ceil(UNIT)).unwrap_or(u32::MAX >> 3);
         Self { units: Arc::new(Semaphore::new(usize::try_from(all).unwrap_or(Semaphore::MAX_PERMITS))), all }
+    }
+
+    fn try_take(&self, bytes: usize) -> Option<OwnedSemaphorePermit> {
+        let units = u32::try_from(bytes.div_ceil(UNIT)).ok()?;
+        Arc::clone(&self.units).try_acquire_many_owned(units).ok()
     }
 
     async fn take(&self, bytes: usize) -> OwnedSemaphorePermit {
@@ -85,20 +98,22 @@ mod tests {
 
     #[test]
     fn parts_share_their_whole_and_keep_their_own_bounds() {
-        let whole = Budget::new(10 * UNIT);
+        let whole = Budget::new(10 * RESERVE);
         let part = || {
-            let part = Budget::new(6 * UNIT);
+            let part = Budget::new(6 * RESERVE);
             part.join(&whole);
             part
         };
-        let (one, another, alone) = (part(), part(), Budget::new(6 * UNIT));
-        let held = one.charge(6 * UNIT).now_or_never().unwrap();
+        let (one, another, alone) = (part(), part(), Budget::new(6 * RESERVE));
+        let held = one.charge(6 * RESERVE).now_or_never().unwrap();
         assert!(one.charge(1).now_or_never().is_none(), "its own bound");
-        let rest = another.charge(4 * UNIT).now_or_never().unwrap();
-        assert!(another.charge(1).now_or_never().is_none(), "the bound of all");
-        assert!(alone.charge(6 * UNIT).now_or_never().is_some(), "control: it belongs to nobody");
+        let rest = another.charge(4 * RESERVE).now_or_never().unwrap();
+        assert!(another.charge(2 * RESERVE).now_or_never().is_none(), "the bound of all");
+        let small = another.charge(RESERVE).now_or_never().expect("what is small goes on");
+        assert!(another.charge(1).now_or_never().is_none(), "that has a bound too");
+        assert!(alone.charge(6 * RESERVE).now_or_never().is_some(), "control: it belongs to nobody");
         drop(held);
-        assert!(another.charge(2 * UNIT).now_or_never().is_some());
-        drop(rest);
+        assert!(another.charge(UNIT).now_or_never().is_some());
+        drop((rest, small));
     }
 }

@@ -182,11 +182,15 @@ impl Gateway {
             config,
         });
         let (closing, idled) = (CancellationToken::new(), CancellationToken::new());
+        #[cfg(feature = "otlp")]
+        let exporter = crate::otlp::Exporter::start(core.config.clone(), Arc::clone(&core.metrics));
         let owner = own(Arc::clone(&core), queue, closing.clone(), idled.clone());
         let owner = tokio::spawn(async move {
             let pool_task = tokio::spawn(pool_task);
             let audit_task = audit_task.map(tokio::spawn);
             owner.await;
+            #[cfg(feature = "otlp")]
+            exporter.stop().await;
             pool.stop().await;
             drop(pool);
             let _panicked = pool_task.await;

@@ -27,6 +27,8 @@ mod limits;
 mod link;
 mod listen;
 mod metrics;
+#[cfg(feature = "otlp")]
+mod otlp;
 mod peer;
 mod policies;
 mod process;

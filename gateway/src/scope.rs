@@ -4,7 +4,7 @@
 use portcullis_protocol::path::AbsolutePath;
 use portcullis_protocol::sandbox::Sandbox;
 use portcullis_sandbox::file;
-use portcullis_sandbox::policy::Policy;
+use portcullis_sandbox::policy::{Files, Policy};
 use portcullis_sandbox::resolve::{self, Machine};
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
@@ -116,7 +116,8 @@ fn resolved(
 ) -> Result<Option<Policy>, String> {
     let workspaces = workspace.iter().map(AbsolutePath::new).collect::<Result<Vec<_>, _>>();
     let workspaces = workspaces.map_err(|error| format!("`workspace`: {error}"))?;
-    let sandbox = if policy.starts_with('"') {
+    let is_named = policy.starts_with('"');
+    let sandbox = if is_named {
         let name: String = serde_json::from_str(policy).map_err(|error| format!("`policy`: {error}"))?;
         let named = file::builtin(&name);
         let named = named.ok_or_else(|| format!("no policy is named `{name}`: known are {}", file::BUILTIN.join(", ")))?;
@@ -131,7 +132,12 @@ fn resolved(
         }
         sandbox
     };
-    resolve::resolve(&sandbox, None, machine).map_err(|error| format!("`policy`: {error}"))
+    let resolved = resolve::resolve(&sandbox, None, machine).map_err(|error| format!("`policy`: {error}"))?;
+    let confines_files = resolved.as_ref().is_some_and(|policy| policy.files != Files::Unrestricted);
+    if is_named && !workspaces.is_empty() && !confines_files {
+        return Err("`workspace`: `/` leaves nothing to confine: name a directory below".to_owned());
+    }
+    Ok(resolved)
 }
 
 /// Whether a text is `FAMILY/NAME` or `FAMILY/*`.
