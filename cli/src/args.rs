@@ -17,6 +17,9 @@ pub(crate) struct Arguments {
 pub(crate) enum Command {
     /// Serve clients until SIGINT or SIGTERM. Standard output carries one line, the URL; with stdio, messages and nothing else.
     Serve(Box<Serve>),
+    /// Be the place where executors (`serve --remote`) and their clients (`exec --remote`) meet, until SIGINT or SIGTERM. Standard
+    /// output carries one line, the URL for both. What passes is encrypted from end to end.
+    Rendezvous(Rendezvous),
     /// Run one command, confined, and return its exit status; 125 if it could not be run. Standard input goes to it.
     Exec(Exec),
     /// Say what a policy allows of paths, why, and what would allow more. Nothing is confined, opened or changed.
@@ -54,6 +57,22 @@ pub(crate) struct Serve {
     /// Where to listen: ws://IP:PORT (port 0 lets the system choose), wss://IP:PORT, unix:PATH (for the server's own user and root), or stdio.
     #[arg(long, value_name = "URL", default_value = DEFAULT_LISTEN_URL)]
     pub(crate) listen: String,
+    /// Listen nowhere: register at this registry, https://HOST or http:// on loopback, and serve whoever it lets in. Its token is in
+    /// PORTCULLIS_EXECUTOR_TOKEN or CODEX_API_KEY, or comes with --registration-bearer-stdin.
+    #[arg(long, value_name = "URL", requires = "environment_id", conflicts_with = "listen")]
+    pub(crate) remote: Option<String>,
+    /// With --remote: the environment to serve.
+    #[arg(long, value_name = "ID", requires = "remote")]
+    pub(crate) environment_id: Option<String>,
+    /// With --remote: a name for people. It stays here.
+    #[arg(long, value_name = "TEXT", requires = "remote")]
+    pub(crate) name: Option<String>,
+    /// With --remote: read the registry's token from standard input, to its end.
+    #[arg(long, requires = "remote")]
+    pub(crate) registration_bearer_stdin: bool,
+    /// With --remote: a host that an API key may be shown to, beside openai.com, openai.org and this machine; may be repeated.
+    #[arg(long, value_name = "HOST", requires = "remote")]
+    pub(crate) remote_allow_host: Vec<String>,
     #[command(flatten)]
     pub(crate) auth: Auth,
     /// A name that the Host of a request may have, beside addresses and localhost; may be repeated.
@@ -94,6 +113,22 @@ pub(crate) struct Serve {
     pub(crate) config: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) limits: Limits,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Rendezvous {
+    /// Where to listen: ws://IP:PORT (port 0 lets the system choose). For other machines put it behind something that speaks TLS.
+    #[arg(long, value_name = "URL", default_value = DEFAULT_LISTEN_URL)]
+    pub(crate) listen: String,
+    /// A file with the tokens of executors, one a line. Without it one is made and said on standard error.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) executor_token_file: Option<PathBuf>,
+    /// A file with the tokens of clients, one a line. Without it one is made and said on standard error.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) harness_token_file: Option<PathBuf>,
+    /// Where both reach the WebSocket, as wss://HOST; without it at the host that they asked.
+    #[arg(long, value_name = "URL")]
+    pub(crate) public_url: Option<String>,
 }
 
 /// How a log is written.
@@ -174,11 +209,18 @@ pub(crate) struct Exec {
     /// A running server, ws://HOST:PORT, wss://HOST:PORT or unix:PATH; without it a gateway is started for this one command.
     #[arg(long, value_name = "URL", conflicts_with = "allow_unprotected_metadata")]
     pub(crate) url: Option<String>,
+    /// A registry, https://HOST or http:// on loopback, where --environment-id is registered.
+    #[arg(long, value_name = "URL", requires = "environment_id", conflicts_with_all = ["url", "allow_unprotected_metadata"])]
+    pub(crate) remote: Option<String>,
+    /// With --remote: the environment.
+    #[arg(long, value_name = "ID", requires = "remote")]
+    pub(crate) environment_id: Option<String>,
     /// A file with the token that the running server asks for. Without it that of a server of this user on this machine is found.
-    #[arg(long, value_name = "FILE", requires = "url")]
+    /// With --remote it is the registry's, which may be in PORTCULLIS_HARNESS_TOKEN instead.
+    #[arg(long, value_name = "FILE")]
     pub(crate) token_file: Option<PathBuf>,
     /// With wss://: believe servers whose certificate descends from one of these (PEM).
-    #[arg(long, value_name = "FILE", requires = "url")]
+    #[arg(long, value_name = "FILE")]
     pub(crate) tls_ca: Option<PathBuf>,
     /// With wss://: show this chain of certificates (PEM), where the server asks for one.
     #[arg(long, value_name = "FILE", requires_all = ["tls_ca", "tls_key"])]

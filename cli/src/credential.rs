@@ -59,8 +59,12 @@ pub(crate) fn tls(flags: &Auth) -> Result<Option<portcullis::Tls>, Failure> {
 /// Whom to believe at a URL, and what to show there.
 pub(crate) fn client_tls(options: &Exec) -> Result<Option<portcullis::client::Tls>, Failure> {
     let Some(ca) = &options.tls_ca else { return Ok(None) };
-    if options.url.as_ref().is_some_and(|url| !url.starts_with("wss://")) {
-        return Err("--tls-ca is for wss:// URLs, and does nothing with this one".into());
+    let is_secure = match (&options.url, &options.remote) {
+        (Some(url), _) => url.starts_with("wss://"),
+        (None, remote) => remote.as_ref().is_some_and(|remote| remote.starts_with("https://")),
+    };
+    if !is_secure {
+        return Err("--tls-ca is for wss:// and https:// URLs, and does nothing here".into());
     }
     let own = options.tls_cert.as_deref().zip(options.tls_key.as_deref());
     Ok(Some(portcullis::client::Tls::from_files(ca, own)?))
@@ -127,7 +131,7 @@ fn found(url: &str, runtime: Option<&OsStr>, home: Option<&OsStr>) -> Option<(St
 }
 
 /// A file's text without the blanks around it.
-fn read(path: &Path, flag: &str) -> Result<String, Failure> {
+pub(crate) fn read(path: &Path, flag: &str) -> Result<String, Failure> {
     let failed = |reason: &dyn std::fmt::Display| Failure::from(format!("{flag} {}: {reason}", path.display()));
     if !path.is_absolute() {
         return Err(failed(&"the path must be absolute"));

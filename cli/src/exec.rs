@@ -4,6 +4,7 @@ use crate::Failure;
 use crate::args::Exec;
 use crate::credential;
 use crate::policy;
+use crate::remote;
 use crate::terminal::{self, RawMode};
 use portcullis::client::{
     ExecServerClient, ExecServerClientConnectOptions, ExecServerError, Process, ProcessEvent, ProcessInput,
@@ -33,6 +34,16 @@ const END_OF_INPUT: u8 = 4;
 /// Runs the command and returns its exit status.
 pub(crate) async fn run(options: &Exec) -> Result<ExitCode, Failure> {
     let params = start_params(options)?;
+    if let Some(url) = &options.remote {
+        let connect = remote::connect(url, options)?;
+        let (client, task) = ExecServerClient::connect(&connect).await?;
+        let done = start_and_follow(client, &params).await;
+        task.await?;
+        return done;
+    }
+    if options.url.is_none() && (options.token_file.is_some() || options.tls_ca.is_some()) {
+        return Err("--token-file and --tls-ca are for --url and --remote, and do nothing without them".into());
+    }
     if let Some(url) = &options.url {
         let (url, token) = credential::of_server(url, options.token_file.as_deref())?;
         let mut connect = ExecServerClientConnectOptions::new(&url, "portcullis exec");

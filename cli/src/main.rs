@@ -8,6 +8,8 @@ mod exec;
 mod explain;
 mod limits;
 mod policy;
+mod remote;
+mod rendezvous;
 mod sources;
 mod terminal;
 mod token;
@@ -90,15 +92,22 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
             if let Some(name) = &options.policy {
                 config.ceiling = policy::ceiling(name, &options.workspace)?;
             }
-            config.audit = options.audit.map(|path| AuditFile { path, sync: options.audit_sync });
+            config.audit = options.audit.clone().map(|path| AuditFile { path, sync: options.audit_sync });
             if !options.allow_egress.is_empty() {
                 config.egress = Some(EgressRule::parse(options.allow_egress.iter().map(String::as_str))?);
+            }
+            if let Some(url) = &options.remote {
+                let remote = remote::environment(url, &options)?;
+                let served = runtime.block_on(portcullis::run_remote_environment(remote, config));
+                runtime.shutdown_background();
+                return served.map(|()| ExitCode::SUCCESS).map_err(Failure::from);
             }
             runtime
                 .block_on(portcullis::serve(options.listen.parse()?, config))
                 .map(|()| ExitCode::SUCCESS)
                 .map_err(Failure::from)
         }
+        Command::Rendezvous(options) => runtime.block_on(rendezvous::run(&options)).map(|()| ExitCode::SUCCESS),
         Command::Exec(options) => runtime.block_on(exec::run(&options)),
         Command::Doctor(options) => runtime.block_on(doctor::run(options.json)),
         Command::Explain(_) | Command::Token(_) | Command::Audit(_) => Ok(ExitCode::SUCCESS),

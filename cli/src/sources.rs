@@ -13,6 +13,8 @@ use crate::args::Arguments;
 
 /// The environment has the option `--max-sessions` as `PORTCULLIS_MAX_SESSIONS`.
 const PREFIX: &str = "PORTCULLIS_";
+/// Variables that are no options, since a token on a command line is everybody's.
+const TOKENS: [&str; 2] = [crate::remote::EXECUTOR_TOKEN, crate::remote::HARNESS_TOKEN];
 /// The option that names the file.
 const FILE: &str = "config";
 /// Bytes of a configuration file.
@@ -174,7 +176,7 @@ pub(crate) fn unknown_variables(names: impl Iterator<Item = OsString>) -> Vec<St
     let options = command.find_subcommand("serve").into_iter().flat_map(clap::Command::get_arguments);
     let known: Vec<String> = options.filter_map(|option| option.get_long()).map(variable_of).collect();
     let named = names.filter_map(|name| OsStr::to_str(&name).map(str::to_owned));
-    named.filter(|name| name.starts_with(PREFIX) && !known.contains(name)).collect()
+    named.filter(|name| name.starts_with(PREFIX) && !TOKENS.contains(&name.as_str()) && !known.contains(name)).collect()
 }
 
 #[cfg(test)]

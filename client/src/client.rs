@@ -4,6 +4,7 @@ use crate::mailbox;
 use crate::pending::Again;
 use crate::process::{Process, ProcessEvents, ProcessInput};
 use crate::recovery::Settings;
+use crate::relay::Way;
 use crate::task::{self, Claim, Dialler, Ends, Litter, Order, Transport};
 use crate::{ClientStatus, ExecServerClientConnectOptions, ExecServerError};
 use portcullis_protocol::environment::Extensions;
@@ -43,7 +44,7 @@ impl ExecServerClient {
     /// # Errors
     /// See [`ExecServerError`].
     pub async fn connect(options: &ExecServerClientConnectOptions) -> Result<(Self, JoinHandle<()>), ExecServerError> {
-        Self::begin(url(options), options, None).await
+        Self::begin(dialler(options)?, options, None).await
     }
 
     /// Connects to a session that is there, as [`Self::session_id`] of an earlier client named it. Processes of it are followed by
@@ -55,7 +56,7 @@ impl ExecServerClient {
         options: &ExecServerClientConnectOptions,
         session_id: &str,
     ) -> Result<(Self, JoinHandle<()>), ExecServerError> {
-        Self::begin(url(options), options, Some(session_id.to_owned())).await
+        Self::begin(dialler(options)?, options, Some(session_id.to_owned())).await
     }
 
     /// Connects over a transport of the caller's. It cannot be opened again: its end is the client's. Otherwise like
@@ -253,9 +254,13 @@ impl ExecServerClient {
     }
 }
 
-fn url(options: &ExecServerClientConnectOptions) -> Dialler {
+fn dialler(options: &ExecServerClientConnectOptions) -> Result<Dialler, ExecServerError> {
+    if let Some(remote) = &options.remote {
+        let failed = |reason| ExecServerError::Connect { url: remote.base_url.clone(), reason };
+        return Way::new(remote, options.tls.as_ref()).map(Dialler::Relay).map_err(failed);
+    }
     let ExecServerClientConnectOptions { url, token, tls, silence_timeout: silence, .. } = options.clone();
-    Dialler::Url { url, token, tls, silence }
+    Ok(Dialler::Url { url, token, tls, silence })
 }
 
 /// What becomes of a call on its way when the link is cut.

@@ -10,6 +10,8 @@ use std::time::Duration;
 pub struct ExecServerClientConnectOptions {
     /// Where: `ws://HOST:PORT`, `wss://HOST:PORT` or `unix:PATH`.
     pub url: String,
+    /// An environment that an executor serves through a rendezvous, instead of a URL.
+    pub remote: Option<RemoteExecServerConnectArgs>,
     /// Who calls; any text.
     pub client_name: String,
     /// What the server asks of its clients, if it asks: sent as `Authorization: Bearer TOKEN`, also on the way back after a cut.
@@ -36,6 +38,17 @@ pub struct ExecServerClientConnectOptions {
     pub retention: Option<Duration>,
 }
 
+/// Where an environment is registered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RemoteExecServerConnectArgs {
+    /// The registry, `https://HOST`, or `http://` on loopback.
+    pub base_url: String,
+    /// The environment.
+    pub environment_id: String,
+    /// What the registry asks of harnesses.
+    pub token: Token,
+}
+
 /// A secret that is never shown.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token(String);
@@ -59,11 +72,19 @@ impl fmt::Debug for Token {
 }
 
 impl ExecServerClientConnectOptions {
+    /// The defaults, for an environment behind a rendezvous. Each attempt to connect asks its registry anew.
+    #[must_use]
+    pub fn remote(remote: RemoteExecServerConnectArgs, client_name: impl Into<String>) -> Self {
+        let url = remote.base_url.clone();
+        Self { remote: Some(remote), ..Self::new(url, client_name) }
+    }
+
     /// The defaults.
     #[must_use]
     pub fn new(url: impl Into<String>, client_name: impl Into<String>) -> Self {
         Self {
             url: url.into(),
+            remote: None,
             client_name: client_name.into(),
             token: None,
             tls: None,

@@ -5,6 +5,7 @@ use crate::options::Token;
 use crate::pending::Again;
 use crate::process::ProcessEvent;
 use crate::recovery::{Core, Input, LinkId, Output, RouteId, Settings, Ticket};
+use crate::relay::Way;
 use crate::tls::Tls;
 use crate::{ClientStatus, ExecServerError, dial};
 use portcullis_protocol::init::InitializeResult;
@@ -85,6 +86,8 @@ pub(crate) enum Dialler {
     Given(Transport),
     /// Over a WebSocket.
     Url { url: String, token: Option<Token>, tls: Option<Tls>, silence: Option<Duration> },
+    /// Through a rendezvous.
+    Relay(Way),
 }
 
 /// What the handles and the task share.
@@ -133,7 +136,11 @@ struct Task {
 
 pub(crate) async fn run(settings: Settings, dialler: Dialler, ends: Ends) {
     let Ends { mut orders, mut litter, litter_sender, bell, status, ready } = ends;
-    let url = if let Dialler::Url { url, .. } = &dialler { url.clone() } else { String::new() };
+    let url = match &dialler {
+        Dialler::Url { url, .. } => url.clone(),
+        Dialler::Relay(way) => way.url(),
+        Dialler::Given(_) => String::new(),
+    };
     let mut task = Task {
         core: Core::new(settings, Instant::now().into_std()),
         dialler: Some(dialler),
@@ -362,6 +369,10 @@ impl Task {
                     let dialled = dial::websocket(&url, token.as_ref(), tls.as_ref(), silence).await;
                     (link, dialled.map(|(transport, carrier)| (transport, Some(carrier))))
                 })
+            }
+            Some(Dialler::Relay(way)) => {
+                self.dialler = Some(Dialler::Relay(way.clone()));
+                self.dials.spawn(async move { (link, way.dial().await.map(|(transport, carrier)| (transport, Some(carrier)))) })
             }
             None => return,
         };

@@ -67,6 +67,11 @@ impl Tls {
         Ok(Self(Arc::new(config)))
     }
 
+    /// The same for whoever else dials.
+    pub(crate) fn config(&self) -> Arc<ClientConfig> {
+        Arc::clone(&self.0)
+    }
+
     /// Shakes hands with the server of this name or address.
     pub(crate) async fn connect(&self, host: &str, stream: TcpStream) -> Result<TlsStream<TcpStream>, String> {
         let literal = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host);

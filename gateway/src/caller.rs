@@ -12,6 +12,8 @@ pub enum Transport {
     Unix,
     /// Standard input and output.
     Stdio,
+    /// An encrypted stream through a rendezvous.
+    Relay,
     /// The same process.
     #[default]
     Embedded,
@@ -25,6 +27,7 @@ impl Transport {
             Self::WebSocket => "websocket",
             Self::Unix => "unix",
             Self::Stdio => "stdio",
+            Self::Relay => "relay",
             Self::Embedded => "embedded",
         }
     }

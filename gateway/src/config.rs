@@ -11,6 +11,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+/// What opens registries, and is for the gateway alone: no process inherits it, whatever its start asks for.
+const REGISTRY_TOKENS: [&str; 3] = ["PORTCULLIS_EXECUTOR_TOKEN", "PORTCULLIS_HARNESS_TOKEN", "CODEX_API_KEY"];
+
 /// Where things are on this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExecServerRuntimePaths {
@@ -118,7 +121,7 @@ impl Config {
     pub fn new(paths: ExecServerRuntimePaths) -> Self {
         Self {
             paths,
-            environment: std::env::vars_os().collect(),
+            environment: std::env::vars_os().filter(|(name, _)| !REGISTRY_TOKENS.iter().any(|token| name == token)).collect(),
             cwd: std::env::current_dir().unwrap_or_else(|_| PathBuf::from("/")),
             ..Self::bare()
         }

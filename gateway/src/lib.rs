@@ -33,6 +33,7 @@ mod peer;
 mod policies;
 mod process;
 mod registry;
+mod remote;
 mod reply;
 mod room;
 mod scope;
@@ -52,3 +53,4 @@ pub use crate::listen::{
     Credential, DEFAULT_LISTEN_URL, ExecServerListenUrlParseError, ListenError, ListenUrl, SecretTooShort, SignError,
     SignedBearer, Tls, TlsError, run_main, serve, token_path,
 };
+pub use crate::remote::{RegistryToken, RemoteEnvironmentConfig, RemoteError, run_remote_environment};

@@ -76,7 +76,7 @@ pub async fn serve(url: ListenUrl, config: Config) -> Result<(), ListenError> {
     served
 }
 
-fn stop_on_signals(stop: CancellationToken) -> Result<tokio::task::JoinHandle<()>, ListenError> {
+pub(crate) fn stop_on_signals(stop: CancellationToken) -> Result<tokio::task::JoinHandle<()>, ListenError> {
     let watch = |kind| signal(kind).map_err(|source| ListenError::Io { attempt: "watch for signals".to_owned(), source });
     let (mut interrupt, mut terminate) = (watch(SignalKind::interrupt())?, watch(SignalKind::terminate())?);
     Ok(tokio::spawn(async move {

@@ -21,8 +21,10 @@
 //! 5. No input panics, and every queue has a bound.
 //! 6. Private keys are never stored, and neither keys nor authorizations nor messages are printed.
 //!
-//! # What is not here
-//! The registry, the sockets to it and to the rendezvous, and the rendezvous itself.
+//! # Sockets
+//! Beside them are the parts with sockets: [`registry`] asks who serves an environment and whether a harness may, [`socket`] carries
+//! frames to the rendezvous and back, and `rendezvous` (a feature, which the ends do not need) is a registry and a rendezvous in one
+//! program.
 #![forbid(unsafe_code)]
 
 mod crypto;
@@ -35,7 +37,18 @@ pub mod mux;
 pub mod noise;
 mod outbox;
 mod records;
+pub mod registry;
+#[cfg(feature = "rendezvous")]
+pub mod rendezvous;
 #[cfg(test)]
 mod seeded;
 pub mod segment;
+pub mod socket;
 mod stream;
+pub mod wire;
+
+/// A name for a new stream: a random UUID, since names must be nobody else's.
+#[must_use]
+pub fn stream_name() -> String {
+    uuid::Uuid::new_v4().to_string()
+}

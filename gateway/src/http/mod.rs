@@ -30,6 +30,8 @@ use crate::config::Config;
 use egress::Egress;
 use portcullis_protocol::rpc::{RpcError, code};
 use proxies::Proxies;
+use rustls::ClientConfig;
+use std::sync::Arc;
 use trust::Trust;
 
 /// What all requests share, decided at the start. Certificates are read when the first one needs them.
@@ -44,6 +46,11 @@ impl Outbound {
     pub(crate) fn new(config: &Config) -> Self {
         Self { egress: Egress::of(config), proxies: Proxies::new(config), trust: Trust::new(config) }
     }
+}
+
+/// Whom the gateway believes where it dials for itself.
+pub(crate) async fn believed(config: &Config) -> Result<Arc<ClientConfig>, String> {
+    Trust::new(config).config().await
 }
 
 /// Of parameters that are wrong.

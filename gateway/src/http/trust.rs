@@ -23,6 +23,11 @@ impl Trust {
         Self { file: named("SSL_CERT_FILE"), directory: named("SSL_CERT_DIR"), read: OnceCell::new() }
     }
 
+    /// Whom the gateway itself believes.
+    pub(super) async fn config(&self) -> Result<Arc<ClientConfig>, String> {
+        self.connector().await.map(|connector| Arc::clone(connector.config())).map_err(|error| error.message)
+    }
+
     /// What begins TLS. Sessions are remembered, so that the next request to the same place needs one exchange less.
     pub(super) async fn connector(&self) -> Result<TlsConnector, RpcError> {
         let (file, directory) = (self.file.clone(), self.directory.clone());

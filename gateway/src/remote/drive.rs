@@ -1,0 +1,290 @@
+//! Drives the multiplexer: frames from and to the rendezvous, messages from and to the gateway, questions to the registry.
+
+use super::pump::{FromLink, pump};
+use crate::caller::Transport;
+use crate::link::Link;
+use bytes::Bytes;
+use portcullis_relay::keys::{Identity, PublicKeys};
+use portcullis_relay::mux::{Mux, MuxInput, MuxOutput, StreamKey, VALIDATION};
+use portcullis_relay::registry::{Registration, Registry, RegistryError};
+use portcullis_relay::segment::QueueError;
+use portcullis_relay::socket::Socket;
+use std::collections::{HashMap, VecDeque};
+use std::time::Duration;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio_util::sync::CancellationToken;
+
+/// Messages of one harness that the gateway did not take yet; one more ends its stream, so that the others never wait for it.
+const QUEUE: usize = 128;
+/// Frames that the socket did not take yet: while there are so many no more are made.
+const UNSENT: usize = 64;
+/// The first wait before dialling again, and the longest.
+const FIRST_WAIT: Duration = Duration::from_millis(500);
+const LONGEST_WAIT: Duration = Duration::from_secs(5);
+/// A connection that lasted for so long was a good one: the next wait is the first again.
+const GOOD: Duration = Duration::from_secs(120);
+/// How long streams have at the end to deliver what is left.
+const FAREWELL: Duration = Duration::from_secs(2);
+
+/// The driver. It owns every stream, its link's pump, and the socket.
+pub(super) struct Drive {
+    mux: Mux,
+    way: Option<Way>,
+    registry: Registry,
+    socket: Option<Socket>,
+    unsent: VecDeque<Bytes>,
+    links: mpsc::Sender<Link>,
+    streams: HashMap<StreamKey, mpsc::Sender<Bytes>>,
+    /// What did not fit into its stream: at most one message of each, since the next waits for it.
+    held: Vec<(StreamKey, Bytes, oneshot::Sender<()>)>,
+    pumps: JoinSet<()>,
+    from_links: mpsc::Receiver<FromLink>,
+    to_drive: mpsc::Sender<FromLink>,
+    questions: JoinSet<(StreamKey, bool)>,
+    dials: JoinSet<(Way, Result<Socket, RegistryError>)>,
+    registration: String,
+    /// Told when the rendezvous was reached first.
+    reached: Option<oneshot::Sender<()>>,
+}
+
+/// What it takes to dial, which travels with the attempt.
+struct Way {
+    registry: Registry,
+    keys: PublicKeys,
+    registration: Registration,
+    wait: Duration,
+    connected: Option<Instant>,
+}
+
+impl Drive {
+    pub(super) fn new(
+        registry: Registry,
+        identity: Identity,
+        registration: Registration,
+        links: mpsc::Sender<Link>,
+        reached: oneshot::Sender<()>,
+    ) -> Self {
+        let keys = identity.public_keys();
+        let id = registration.executor_registration_id.clone();
+        let mut mux = Mux::new(identity, registry.environment().to_owned(), id.clone());
+        mux.handle(MuxInput::Disconnected, Instant::now().into_std());
+        let (to_drive, from_links) = mpsc::channel(QUEUE);
+        let way = Way { registry: registry.clone(), keys, registration, wait: FIRST_WAIT, connected: None };
+        Self {
+            mux,
+            way: Some(way),
+            registry,
+            socket: None,
+            unsent: VecDeque::new(),
+            links,
+            streams: HashMap::new(),
+            held: Vec::new(),
+            pumps: JoinSet::new(),
+            from_links,
+            to_drive,
+            questions: JoinSet::new(),
+            dials: JoinSet::new(),
+            registration: id,
+            reached: Some(reached),
+        }
+    }
+
+    /// Drives until `ended`, and then until what is left was delivered, for at most 2 s. An error is the registry's, which does not
+    /// accept the token any more.
+    pub(super) async fn run(mut self, ended: CancellationToken) -> Result<(), RegistryError> {
+        let mut farewell = None;
+        let result = loop {
+            self.carry_out();
+            let dials = self.socket.is_none() && farewell.is_none();
+            if let Some(way) = self.way.take_if(|_| dials) {
+                self.dials.spawn(dial(way));
+            }
+            let is_done = self.streams.is_empty() && self.pumps.is_empty() && self.unsent.is_empty();
+            if farewell.is_some_and(|until| is_done || Instant::now() >= until) {
+                break Ok(());
+            }
+            let deadline = self.mux.deadline().map(Instant::from_std).into_iter().chain(farewell).min();
+            let outgoing = self.socket.as_ref().map(|socket| socket.outgoing.clone());
+            let reads = self.unsent.len() < UNSENT;
+            tokio::select! {
+                sent = send_first(outgoing, &mut self.unsent) => {
+                    if !sent {
+                        self.disconnected().await;
+                    }
+                }
+                frame = receive(self.socket.as_mut()), if reads => match frame {
+                    Some(frame) => self.handle(MuxInput::Frame(frame)),
+                    None => self.disconnected().await,
+                },
+                Some(from_link) = self.from_links.recv() => self.of_link(from_link),
+                Some(Ok((stream, is_allowed))) = self.questions.join_next() => self.handle(MuxInput::Validated { stream, is_allowed }),
+                Some(_ended) = self.pumps.join_next() => {}
+                Some(Ok((way, dialled))) = self.dials.join_next() => match dialled {
+                    Ok(socket) => self.connected(way, socket),
+                    Err(error) => break Err(error),
+                },
+                () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => self.handle(MuxInput::Timer),
+                () = ended.cancelled(), if farewell.is_none() => farewell = Some(Instant::now() + FAREWELL),
+            }
+        };
+        self.end().await;
+        result
+    }
+
+    fn handle(&mut self, input: MuxInput) {
+        self.mux.handle(input, Instant::now().into_std());
+    }
+
+    /// Does what the multiplexer wants done, as far as the socket keeps up.
+    fn carry_out(&mut self) {
+        loop {
+            for (stream, bytes, taken) in std::mem::take(&mut self.held) {
+                self.queue(stream, bytes, taken);
+            }
+            if self.unsent.len() >= UNSENT {
+                return;
+            }
+            let Some(output) = self.mux.poll(Instant::now().into_std()) else { return };
+            match output {
+                MuxOutput::Send(bytes) => self.unsent.push_back(bytes),
+                MuxOutput::Validate { stream, harness, authorization } => {
+                    let (registry, registration) = (self.registry.clone(), self.registration.clone());
+                    self.questions.spawn(async move {
+                        let asked = registry.validate(&registration, &harness, authorization.reveal());
+                        (stream, timeout(VALIDATION, asked).await.unwrap_or_default())
+                    });
+                }
+                MuxOutput::Opened(stream) => self.opened(stream),
+                MuxOutput::Message(stream, bytes) => {
+                    let is_taken = self.streams.get(&stream).is_some_and(|link| link.try_send(bytes).is_ok());
+                    if !is_taken {
+                        self.handle(MuxInput::Abort(stream));
+                    }
+                }
+                MuxOutput::Closed(stream, fault) => {
+                    tracing::info!(reason = %fault, "a relay stream ended");
+                    self.streams.remove(&stream);
+                }
+                MuxOutput::Dropped(error) => tracing::warn!("what came from the rendezvous was dropped: {error}"),
+            }
+        }
+    }
+
+    fn opened(&mut self, stream: StreamKey) {
+        let (link, end) = Link::pair("relay JSON-RPC message from a harness", true);
+        if self.links.try_send(link.over(Transport::Relay, "")).is_err() {
+            // Sixteen others came in the same moment, or the gateway closes: this one comes again.
+            return self.handle(MuxInput::Abort(stream));
+        }
+        let (to_link, from_stream) = mpsc::channel(QUEUE);
+        self.streams.insert(stream, to_link);
+        self.pumps.spawn(pump(stream, end, from_stream, self.to_drive.clone()));
+    }
+
+    fn of_link(&mut self, from_link: FromLink) {
+        match from_link {
+            FromLink::Message { stream, bytes, taken } => self.queue(stream, bytes, taken),
+            FromLink::Ended { stream } => self.handle(MuxInput::Close(stream)),
+        }
+    }
+
+    fn queue(&mut self, stream: StreamKey, bytes: Bytes, taken: oneshot::Sender<()>) {
+        match self.mux.queue(stream, bytes.clone()) {
+            Err(QueueError::Full) => self.held.push((stream, bytes, taken)),
+            Err(QueueError::Length(length)) => {
+                tracing::error!("a message of {length} bytes cannot be sent over the relay: its stream ends");
+                self.handle(MuxInput::Abort(stream));
+            }
+            Ok(()) | Err(_) => {
+                let _pump_over = taken.send(());
+            }
+        }
+    }
+
+    fn connected(&mut self, mut way: Way, socket: Socket) {
+        way.connected = Some(Instant::now());
+        let registration = &way.registration.executor_registration_id;
+        if *registration != self.registration {
+            self.registration.clone_from(registration);
+            self.handle(MuxInput::Registered(self.registration.clone()));
+        }
+        tracing::info!("the rendezvous was reached");
+        let _told_already = self.reached.take().map(|reached| reached.send(()));
+        (self.way, self.socket) = (Some(way), Some(socket));
+        self.handle(MuxInput::Connected);
+    }
+
+    async fn disconnected(&mut self) {
+        self.unsent.clear();
+        if let Some(Socket { outgoing, incoming, mut carrier }) = self.socket.take() {
+            drop((outgoing, incoming));
+            let ended = carrier.join_next().await.and_then(Result::ok);
+            let reason = ended.unwrap_or_else(|| "its task is gone".to_owned());
+            tracing::warn!("the connection to the rendezvous ended: {reason}");
+        }
+        self.handle(MuxInput::Disconnected);
+    }
+
+    async fn end(mut self) {
+        if let Some(Socket { outgoing, incoming, mut carrier }) = self.socket.take() {
+            drop((outgoing, incoming));
+            let _taken = timeout(FAREWELL, carrier.join_next()).await;
+            carrier.shutdown().await;
+        }
+        self.streams.clear();
+        self.dials.shutdown().await;
+        self.questions.shutdown().await;
+        self.pumps.shutdown().await;
+    }
+}
+
+/// Sends the first frame, or waits for ever if there is none, or nowhere to send it.
+async fn send_first(outgoing: Option<mpsc::Sender<Bytes>>, unsent: &mut VecDeque<Bytes>) -> bool {
+    let Some(outgoing) = outgoing.filter(|_| !unsent.is_empty()) else { return std::future::pending().await };
+    let Ok(permit) = outgoing.reserve().await else { return false };
+    if let Some(frame) = unsent.pop_front() {
+        permit.send(frame);
+    }
+    true
+}
+
+async fn receive(socket: Option<&mut Socket>) -> Option<Bytes> {
+    match socket {
+        Some(socket) => socket.incoming.recv().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Dials until there is a socket: by the URL that is there, or with a new registration if it is not valid any more. Only a registry
+/// that does not accept the token ends it.
+async fn dial(mut way: Way) -> (Way, Result<Socket, RegistryError>) {
+    let mut is_first = way.connected.is_none();
+    if way.connected.take().is_some_and(|connected| connected.elapsed() >= GOOD) {
+        way.wait = FIRST_WAIT;
+    }
+    loop {
+        if !is_first {
+            // Between half of it and all, so that executors that lost one rendezvous do not come back in step.
+            let half = u32::from(uuid::Uuid::new_v4().as_bytes()[0]);
+            sleep(way.wait / 2 + way.wait * half / 512).await;
+            way.wait = (way.wait * 2).min(LONGEST_WAIT);
+        }
+        is_first = false;
+        match Socket::dial(&way.registration.url, way.registry.tls()).await {
+            Ok(socket) => return (way, Ok(socket)),
+            Err(error) if error.is_final() => match way.registry.register(&way.keys).await {
+                Ok(registration) => {
+                    way.registration = registration;
+                    if let Ok(socket) = Socket::dial(&way.registration.url, way.registry.tls()).await {
+                        return (way, Ok(socket));
+                    }
+                }
+                Err(error) if error.is_authentication() => return (way, Err(error)),
+                Err(error) => tracing::warn!("register again: {error}"),
+            },
+            Err(error) => tracing::warn!("{error}"),
+        }
+    }
+}
