@@ -3,7 +3,7 @@
 //! # How it works
 //! An executor registers its public keys under the name of an environment and gets a URL for its WebSocket; a harness asks for the
 //! environment and gets the executor's keys, a URL, and an authorization, which the executor shows to `validate`. URLs and
-//! authorizations are signed, and valid for a minute. One task owns the [`board`]; each WebSocket is carried by a task of its own,
+//! authorizations are signed, and valid for a minute. One task owns the board; each WebSocket is carried by a task of its own,
 //! and frames pass from socket to socket by the name of their stream, which belongs to the harness that claimed it first.
 //!
 //! What passes is encrypted from end to end: the rendezvous can lose, repeat and forge frames and so end a stream. It cannot read
