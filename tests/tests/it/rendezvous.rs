@@ -178,7 +178,7 @@ async fn a_harness_that_takes_nothing_is_cut_off_and_another_goes_on() {
     let mut streams = [hear(&mut executor).await.unwrap().0, hear(&mut executor).await.unwrap().0];
     streams.sort();
     assert_eq!(streams, ["quick", "slow"]);
-    // More than all buffers on the way hold.
+    // More than all buffers on the way hold. A socket that takes nothing for 60 s is ended anyway: this one is well before that.
     for stream in ["quick", "slow"] {
         let frame = frame(stream, vec![b'x'; 200_000]).encode();
         let sent = async {
@@ -191,7 +191,7 @@ async fn a_harness_that_takes_nothing_is_cut_off_and_another_goes_on() {
                 assert!(hear(&mut quick).await.is_some());
             }
         };
-        timeout(PATIENCE, async { tokio::join!(sent, taken) }).await.expect("the slow one holds nobody up for long");
+        timeout(PATIENCE / 2, async { tokio::join!(sent, taken) }).await.expect("the slow one holds nobody up for long");
     }
     say(&executor, "quick", "last").await;
     assert_eq!(hear(&mut quick).await, heard("quick", "last"));
