@@ -277,7 +277,6 @@ async fn streams_go_on_without_the_store_and_what_is_new_waits_for_it() {
         stream.hears("without").await;
     }
     nodes.redis.restart().await;
-    // The new one learns of the environment from the node where its executor is.
     for (node, stream) in [&nodes.a, &nodes.b].into_iter().zip(&mut streams) {
         let begin = Instant::now();
         // With another token, whose questions may run out.
@@ -293,6 +292,32 @@ async fn streams_go_on_without_the_store_and_what_is_new_waits_for_it() {
         stream.end().await;
     }
     end(executor).await;
+    nodes.end().await;
+}
+
+#[tokio::test]
+async fn a_store_that_comes_back_empty_learns_of_executors_that_stayed() {
+    let mut nodes = Nodes::start().await;
+    let mut executor = Socket::dial(&registered(&nodes.a.url, "box", EXECUTOR).await.unwrap(), None).await.unwrap();
+    let old = Socket::dial(&connected(&nodes.b.url, "box", HARNESS).await.unwrap(), None).await.unwrap();
+    say(&old, "old", "before").await;
+    assert_eq!(hear(&mut executor).await, heard("old", "before"));
+    nodes.redis.kill().await;
+    nodes.redis.restart().await;
+    // Nobody registers it again: the node of its executor tells of it.
+    let begin = Instant::now();
+    let url = loop {
+        match connected(&nodes.b.url, "box", HARNESS).await {
+            Ok(url) => break url,
+            Err(error) => assert!(begin.elapsed() < PATIENCE, "{error}"),
+        }
+    };
+    assert_eq!(code(registered(&nodes.b.url, "box", OTHER).await), (409, "environment_taken".to_owned()));
+    let new = Socket::dial(&url, None).await.unwrap();
+    for (harness, stream) in [(&old, "old"), (&new, "new")] {
+        say(harness, stream, "after").await;
+        assert_eq!(hear(&mut executor).await, heard(stream, "after"));
+    }
     nodes.end().await;
 }
 
