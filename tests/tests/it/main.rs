@@ -34,6 +34,8 @@ mod policies;
 mod processes;
 mod races;
 mod remote;
+mod rendezvous;
+mod rendezvous_nodes;
 mod sandboxed_files;
 mod sandboxed_processes;
 mod scopes;
