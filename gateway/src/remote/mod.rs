@@ -7,7 +7,7 @@ use crate::config::Config;
 use crate::core::Gateway;
 use crate::http;
 use crate::listen::{ListenError, stop_on_signals};
-use drive::Drive;
+use drive::{Bounds, Drive};
 use portcullis_relay::keys::{Identity, NoRandomness};
 use portcullis_relay::registry::{Registry, RegistryError};
 use std::fmt;
@@ -105,11 +105,14 @@ pub async fn run_remote_environment(remote: RemoteEnvironmentConfig, config: Con
     if config.ceiling.is_none() {
         tracing::warn!("no operator's policy is set: clients themselves say what their requests may touch");
     }
+    let bytes = config.buffer_bytes / 2;
     let gateway = Gateway::start(config).await.map_err(ListenError::from)?;
     let (links, mut opened) = mpsc::channel(LINKS);
     let (reached, mut is_reached) = oneshot::channel();
     let ended = CancellationToken::new();
-    let mut driving = tokio::spawn(Drive::new(registry, identity, registration, links, reached).run(ended.clone()));
+    let bounds = Bounds { bytes, metrics: gateway.counters() };
+    let drive = Drive::new(registry, identity, registration, links, reached, bounds);
+    let mut driving = tokio::spawn(drive.run(ended.clone()));
     let idled = gateway.idled();
     let (mut lost, mut has_said) = (None, false);
     while lost.is_none() {

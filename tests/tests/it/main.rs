@@ -34,6 +34,7 @@ mod policies;
 mod processes;
 mod races;
 mod remote;
+mod remote_bounds;
 mod sandboxed_files;
 mod sandboxed_processes;
 mod scopes;
