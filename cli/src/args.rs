@@ -58,7 +58,7 @@ pub(crate) struct Serve {
     #[arg(long, value_name = "URL", default_value = DEFAULT_LISTEN_URL)]
     pub(crate) listen: String,
     /// Listen nowhere: register at this registry, https://HOST or http:// on loopback, and serve whoever it lets in. Its token is in
-    /// PORTCULLIS_EXECUTOR_TOKEN or CODEX_API_KEY, or comes with --registration-bearer-stdin.
+    /// PORTCULLIS_EXECUTOR_TOKEN or CODEX_API_KEY, or comes with one of the next options.
     #[arg(long, value_name = "URL", requires = "environment_id", conflicts_with = "listen")]
     pub(crate) remote: Option<String>,
     /// With --remote: the environment to serve.
@@ -67,12 +67,8 @@ pub(crate) struct Serve {
     /// With --remote: a name for people. It stays here.
     #[arg(long, value_name = "TEXT", requires = "remote")]
     pub(crate) name: Option<String>,
-    /// With --remote: read the registry's token from standard input, to its end.
-    #[arg(long, requires = "remote")]
-    pub(crate) registration_bearer_stdin: bool,
-    /// With --remote: a host that an API key may be shown to, beside openai.com, openai.org and this machine; may be repeated.
-    #[arg(long, value_name = "HOST", requires = "remote")]
-    pub(crate) remote_allow_host: Vec<String>,
+    #[command(flatten)]
+    pub(crate) registration: Registration,
     #[command(flatten)]
     pub(crate) auth: Auth,
     /// A name that the Host of a request may have, beside addresses and localhost; may be repeated.
@@ -113,6 +109,27 @@ pub(crate) struct Serve {
     pub(crate) config: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) limits: Limits,
+}
+
+/// What a registry is shown.
+#[derive(Debug, Args)]
+pub(crate) struct Registration {
+    /// With --remote: read the registry's token from the first line of standard input.
+    #[arg(long, requires = "remote", conflicts_with_all = ["registration_token_file", "auth_file", "use_agent_identity_auth"])]
+    pub(crate) registration_bearer_stdin: bool,
+    /// With --remote: a file with the registry's token, which is read again for every request, so that it can be replaced. Only its
+    /// owner may read it.
+    #[arg(long, value_name = "FILE", requires = "remote", conflicts_with_all = ["auth_file", "use_agent_identity_auth"])]
+    pub(crate) registration_token_file: Option<PathBuf>,
+    /// With --remote: the file of a sign-in, such as $CODEX_HOME/auth.json, likewise.
+    #[arg(long, value_name = "FILE", requires = "remote", conflicts_with = "use_agent_identity_auth")]
+    pub(crate) auth_file: Option<PathBuf>,
+    /// With --remote: refused, and says why. For programs that embed the gateway.
+    #[arg(long, requires = "remote")]
+    pub(crate) use_agent_identity_auth: bool,
+    /// With --remote: a host that an API key may be shown to, beside openai.com, openai.org and this machine; may be repeated.
+    #[arg(long, value_name = "HOST", requires = "remote")]
+    pub(crate) remote_allow_host: Vec<String>,
 }
 
 #[derive(Debug, Args)]

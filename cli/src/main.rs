@@ -86,6 +86,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
             options.limits.apply(&mut config)?;
             config.credential = credential::from_flags(&options.auth)?;
             config.hidden = credential::files(&options.auth);
+            config.hidden.extend(remote::files(&options.registration));
             config.tls = credential::tls(&options.auth)?;
             config.allowed_hosts.clone_from(&options.allow_host);
             config.allow_unprotected_metadata = options.allow_unprotected_metadata;

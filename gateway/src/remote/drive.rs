@@ -8,6 +8,7 @@ use bytes::Bytes;
 use portcullis_relay::keys::{Identity, PublicKeys};
 use portcullis_relay::mux::{MAX_STREAMS, Mux, MuxInput, MuxOutput, StreamKey, VALIDATION};
 use portcullis_relay::registry::{Registration, Registry, RegistryError};
+use portcullis_relay::retry::{Retries, Retry};
 use portcullis_relay::segment::{MAX_MESSAGE, QueueError};
 use portcullis_relay::socket::Socket;
 use std::collections::{HashMap, VecDeque};
@@ -70,6 +71,7 @@ struct Way {
     keys: PublicKeys,
     registration: Registration,
     wait: Duration,
+    retries: Retries,
     connected: Option<Instant>,
 }
 
@@ -87,7 +89,8 @@ impl Drive {
         let mut mux = Mux::new(identity, registry.environment().to_owned(), id.clone());
         mux.handle(MuxInput::Disconnected, Instant::now().into_std());
         let (to_drive, from_links) = mpsc::channel(QUEUE);
-        let way = Way { registry: registry.clone(), keys, registration, wait: FIRST_WAIT, connected: None };
+        let way =
+            Way { registry: registry.clone(), keys, registration, wait: FIRST_WAIT, retries: Retries::new(), connected: None };
         Self {
             mux,
             way: Some(way),
@@ -316,7 +319,7 @@ async fn receive(socket: Option<&mut Socket>) -> Option<Bytes> {
 }
 
 /// Dials until there is a socket: by the URL that is there, or with a new registration if it is not valid any more. Only a registry
-/// that does not accept the token ends it.
+/// that does not accept the credentials ends it.
 async fn dial(mut way: Way) -> (Way, Result<Socket, RegistryError>) {
     let mut is_first = way.connected.is_none();
     if way.connected.take().is_some_and(|connected| connected.elapsed() >= GOOD) {
@@ -335,12 +338,17 @@ async fn dial(mut way: Way) -> (Way, Result<Socket, RegistryError>) {
             Err(error) if error.is_final() => match way.registry.register(&way.keys).await {
                 Ok(registration) => {
                     way.registration = registration;
+                    way.retries.reset();
                     if let Ok(socket) = Socket::dial(&way.registration.url, way.registry.tls()).await {
                         return (way, Ok(socket));
                     }
                 }
-                Err(error) if error.is_authentication() => return (way, Err(error)),
-                Err(error) => tracing::warn!("register again: {error}"),
+                Err(error) => {
+                    let Retry::After(wait) = way.retries.renewal(&error) else { return (way, Err(error)) };
+                    tracing::warn!("register again: {error}; the next attempt is in {} ms", wait.as_millis());
+                    sleep(wait).await;
+                    is_first = true;
+                }
             },
             Err(error) => tracing::warn!("{error}"),
         }

@@ -35,6 +35,7 @@ mod processes;
 mod races;
 mod remote;
 mod remote_bounds;
+mod remote_credentials;
 mod sandboxed_files;
 mod sandboxed_processes;
 mod scopes;

@@ -1,0 +1,166 @@
+//! What an executor shows its registry, and how often, at a registry that a test speaks for.
+
+use portcullis_tests::{PATIENCE, Place, Program, portcullis};
+use std::os::unix::fs::PermissionsExt as _;
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::timeout;
+
+const CONFLICT: (u16, &str) = (503, r#"{"error":{"code":"registration_conflict","message":"another one registers"}}"#);
+const UNAVAILABLE: (u16, &str) = (502, r#"{"error":{"code":"authentication_service_unavailable","message":"later"}}"#);
+
+/// A registry that answers when it is told to.
+struct Registry {
+    listener: TcpListener,
+    url: String,
+}
+
+/// A request that waits for its answer.
+struct Asked {
+    stream: BufReader<TcpStream>,
+    /// Its lines, in small letters, but for the last one: its body.
+    head: Vec<String>,
+}
+
+impl Registry {
+    async fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        Self { listener, url }
+    }
+
+    fn executor(&self, arguments: &[&str]) -> tokio::process::Command {
+        portcullis(&[&["serve", "--remote", &self.url, "--environment-id", "box"], arguments].concat())
+    }
+
+    async fn asked(&self) -> Asked {
+        let (stream, _address) = timeout(PATIENCE, self.listener.accept()).await.expect("a request in time").unwrap();
+        let (mut stream, mut head) = (BufReader::new(stream), Vec::new());
+        loop {
+            let mut line = String::new();
+            stream.read_line(&mut line).await.unwrap();
+            match line.trim() {
+                "" => break,
+                line => head.push(line.to_owned()),
+            }
+        }
+        let mut asked = Asked { stream, head };
+        let length = asked.header("content-length").unwrap().parse().unwrap();
+        let mut body = vec![0; length];
+        asked.stream.read_exact(&mut body).await.unwrap();
+        assert!(asked.head[0].starts_with("POST /cloud/environment/box/register "), "{:?}", asked.head);
+        asked
+    }
+}
+
+impl Asked {
+    fn header(&self, name: &str) -> Option<&str> {
+        let headers = self.head.iter().filter_map(|line| line.split_once(": "));
+        headers.into_iter().find(|(there, _)| there.eq_ignore_ascii_case(name)).map(|(_, value)| value)
+    }
+
+    async fn answer(mut self, (status, body): (u16, &str)) {
+        let head = format!("HTTP/1.1 {status} Answer\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", body.len());
+        self.stream.write_all(format!("{head}{body}").as_bytes()).await.unwrap();
+        self.stream.shutdown().await.unwrap();
+    }
+}
+
+fn put(place: &Place, text: &str) {
+    place.put("new", text);
+    std::fs::set_permissions(place.path("new"), std::fs::Permissions::from_mode(0o600)).unwrap();
+    std::fs::rename(place.path("new"), place.path("credential")).unwrap();
+}
+
+async fn fails(mut program: Program, expect: &str) -> String {
+    assert_eq!(program.wait().await, 1);
+    let stderr = program.stderr().await;
+    assert!(stderr.contains(expect), "{stderr}");
+    stderr
+}
+
+#[tokio::test]
+async fn a_token_is_read_again_for_every_request_and_a_conflict_is_tried_again() {
+    let (registry, place) = (Registry::start().await, Place::new());
+    let file = place.path("credential");
+    put(&place, "first-token");
+    let executor = Program::start(registry.executor(&["--registration-token-file", file.to_str().unwrap()]));
+    let asked = registry.asked().await;
+    assert_eq!(asked.header("authorization"), Some("Bearer first-token"));
+    put(&place, "second-token");
+    asked.answer(CONFLICT).await;
+    let asked = registry.asked().await;
+    assert_eq!(asked.header("authorization"), Some("Bearer second-token"));
+    std::fs::remove_file(&file).unwrap();
+    asked.answer(UNAVAILABLE).await;
+    let asked = registry.asked().await;
+    assert_eq!(asked.header("authorization"), Some("Bearer second-token"));
+    asked.answer((401, "{}")).await;
+    let stderr = fails(executor, "environment registry authentication failed (401)").await;
+    assert!(stderr.contains("what it held before is used") && stderr.contains("another one registers"), "{stderr}");
+    assert!(!stderr.contains("-token\""), "{stderr}");
+}
+
+#[tokio::test]
+async fn what_may_have_been_registered_is_not_registered_again() {
+    for (answer, expect) in [
+        (Some((500, "oops")), "the environment registry refused (500): oops"),
+        (Some((503, "{}")), "the environment registry refused (503)"),
+        (Some((200, "{}")), "cannot be used"),
+        // It is gone before it answers.
+        (None, "is not known"),
+    ] {
+        let registry = Registry::start().await;
+        let mut executor = registry.executor(&[]);
+        executor.env("PORTCULLIS_EXECUTOR_TOKEN", "a-token");
+        let executor = Program::start(executor);
+        let asked = registry.asked().await;
+        match answer {
+            Some(answer) => asked.answer(answer).await,
+            None => drop(asked),
+        }
+        fails(executor, expect).await;
+        // Whoever came before the end is in line, and the listener does not block.
+        assert!(registry.listener.into_std().unwrap().accept().is_err(), "it was asked again");
+    }
+}
+
+#[tokio::test]
+async fn a_sign_in_is_shown_with_its_account() {
+    let (registry, place) = (Registry::start().await, Place::new());
+    put(&place, r#"{"OPENAI_API_KEY":null,"tokens":{"access_token":"signed-in","account_id":"an-account"}}"#);
+    let executor = Program::start(registry.executor(&["--auth-file", place.path("credential").to_str().unwrap()]));
+    let asked = registry.asked().await;
+    assert_eq!(asked.header("authorization"), Some("Bearer signed-in"));
+    assert_eq!(asked.header("chatgpt-account-id"), Some("an-account"));
+    asked.answer((403, "{}")).await;
+    let stderr = fails(executor, "authentication failed (403)").await;
+    assert!(!stderr.contains("signed-in") && !stderr.contains("an-account"), "{stderr}");
+}
+
+#[tokio::test]
+async fn without_a_credential_that_can_be_used_nobody_is_asked() {
+    let (registry, place) = (Registry::start().await, Place::new());
+    place.put("open", "a-token");
+    std::fs::set_permissions(place.path("open"), std::fs::Permissions::from_mode(0o644)).unwrap();
+    let open = place.path("open");
+    let open = ["--registration-token-file", open.to_str().unwrap()];
+    for (arguments, variable, expect) in [
+        (&[][..], None, "remote exec-server registration requires a credential"),
+        (&["--use-agent-identity-auth"], None, "how it registers a task"),
+        (&[], Some("CODEX_ACCESS_TOKEN"), "portcullis::credentials::AgentIdentity"),
+        (&open, None, "chmod 600"),
+    ] {
+        let mut executor = registry.executor(arguments);
+        executor.env_remove("CODEX_API_KEY").envs(variable.map(|name| (name, "a.b.c")));
+        fails(Program::start(executor), expect).await;
+    }
+    // Nobody came, and the control is the next that does.
+    let mut executor = registry.executor(&[]);
+    executor.env("CODEX_API_KEY", "a-key");
+    let executor = Program::start(executor);
+    let asked = registry.asked().await;
+    assert_eq!(asked.header("authorization"), Some("Bearer a-key"));
+    asked.answer((401, "{}")).await;
+    fails(executor, "authentication failed (401)").await;
+}
