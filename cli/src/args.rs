@@ -20,6 +20,9 @@ pub(crate) enum Command {
     /// Be the place where executors (`serve --remote`) and their clients (`exec --remote`) meet, until SIGINT or SIGTERM. Standard
     /// output carries one line, the URL for both. What passes is encrypted from end to end.
     Rendezvous(Rendezvous),
+    /// Register at a registry as the executor of an environment, and pass each of its clients on to a WebSocket server that this machine
+    /// reaches, until SIGINT or SIGTERM. No credential is added on the way.
+    Forward(Box<Forward>),
     /// Run one command, confined, and return its exit status; 125 if it could not be run. Standard input goes to it.
     Exec(Exec),
     /// Say what a policy allows of paths, why, and what would allow more. Nothing is confined, opened or changed.
@@ -109,6 +112,31 @@ pub(crate) struct Serve {
     pub(crate) config: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) limits: Limits,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Forward {
+    /// Where clients are passed on to: ws://HOST:PORT or wss://HOST:PORT, with a path if need be.
+    #[arg(long, value_name = "URL")]
+    pub(crate) connect: String,
+    /// The registry, https://HOST or http:// on loopback. Its token is in PORTCULLIS_EXECUTOR_TOKEN or CODEX_API_KEY, or comes with one
+    /// of the next options.
+    #[arg(long, value_name = "URL")]
+    pub(crate) remote: String,
+    /// The environment.
+    #[arg(long, value_name = "ID")]
+    pub(crate) environment_id: String,
+    #[command(flatten)]
+    pub(crate) registration: Registration,
+    /// With wss://: believe destinations whose certificate descends from one of these (PEM), instead of those that this machine believes.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tls_ca: Option<PathBuf>,
+    /// With wss://: show this chain of certificates (PEM), where the destination asks for one.
+    #[arg(long, value_name = "FILE", requires_all = ["tls_ca", "tls_key"])]
+    pub(crate) tls_cert: Option<PathBuf>,
+    /// The key of --tls-cert (PEM).
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub(crate) tls_key: Option<PathBuf>,
 }
 
 /// What a registry is shown.

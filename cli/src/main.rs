@@ -6,6 +6,7 @@ mod credential;
 mod doctor;
 mod exec;
 mod explain;
+mod forward;
 mod limits;
 mod policy;
 mod remote;
@@ -109,6 +110,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
                 .map_err(Failure::from)
         }
         Command::Rendezvous(options) => runtime.block_on(rendezvous::run(&options)).map(|()| ExitCode::SUCCESS),
+        Command::Forward(options) => runtime.block_on(forward::run(&options)).map(|()| ExitCode::SUCCESS),
         Command::Exec(options) => runtime.block_on(exec::run(&options)),
         Command::Doctor(options) => runtime.block_on(doctor::run(options.json)),
         Command::Explain(_) | Command::Token(_) | Command::Audit(_) => Ok(ExitCode::SUCCESS),

@@ -42,7 +42,7 @@ pub(crate) fn files(registration: &Registration) -> Vec<PathBuf> {
 }
 
 /// What the registry is shown.
-fn credentials(registration: &Registration) -> Result<Arc<dyn Credentials>, Failure> {
+pub(crate) fn credentials(registration: &Registration) -> Result<Arc<dyn Credentials>, Failure> {
     let absolute = |flag: &str, file: &Path| {
         std::path::absolute(file).map_err(|error| Failure::from(format!("{flag} {}: {error}", file.display())))
     };

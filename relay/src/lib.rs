@@ -30,6 +30,7 @@
 
 pub mod credentials;
 mod crypto;
+pub mod destination;
 pub mod fault;
 pub mod frame;
 pub mod harness;

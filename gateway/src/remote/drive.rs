@@ -1,11 +1,14 @@
 //! Drives the multiplexer: frames from and to the rendezvous, messages from and to the gateway, questions to the registry.
 
-use super::pump::{self, FromLink, ToPump, pump};
+use super::Registered;
+use super::bridge::bridge;
+use super::pump::{self, FromLink, FromStream, NoRoom, ToPump, pump};
 use crate::caller::Transport;
 use crate::link::Link;
 use crate::metrics::Metrics;
 use bytes::Bytes;
-use portcullis_relay::keys::{Identity, PublicKeys};
+use portcullis_relay::destination::Destination;
+use portcullis_relay::keys::PublicKeys;
 use portcullis_relay::mux::{MAX_STREAMS, Mux, MuxInput, MuxOutput, StreamKey, VALIDATION};
 use portcullis_relay::registry::{Registration, Registry, RegistryError};
 use portcullis_relay::retry::{Retries, Retry};
@@ -14,7 +17,7 @@ use portcullis_relay::socket::Socket;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
@@ -40,7 +43,7 @@ pub(super) struct Drive {
     registry: Registry,
     socket: Option<Socket>,
     unsent: VecDeque<Bytes>,
-    links: mpsc::Sender<Link>,
+    attach: Attach,
     /// Those that are open, and those whose links have not ended yet.
     streams: HashMap<StreamKey, ToPump>,
     /// The most bytes of messages that all streams may hold.
@@ -54,8 +57,16 @@ pub(super) struct Drive {
     questions: JoinSet<(StreamKey, bool)>,
     dials: JoinSet<(Way, Result<Socket, RegistryError>)>,
     registration: String,
-    /// Told when the rendezvous was reached first.
-    reached: Option<oneshot::Sender<()>>,
+    /// Whether there is a socket to the rendezvous.
+    reached: watch::Sender<bool>,
+}
+
+/// What a stream is attached to.
+pub(super) enum Attach {
+    /// A connection of a gateway, which takes its links here.
+    Gateway(mpsc::Sender<Link>),
+    /// A WebSocket of its own at a destination, until that is cancelled.
+    Destination(Arc<Destination>, CancellationToken),
 }
 
 /// What all streams together may hold, and where it is told.
@@ -77,11 +88,9 @@ struct Way {
 
 impl Drive {
     pub(super) fn new(
-        registry: Registry,
-        identity: Identity,
-        registration: Registration,
-        links: mpsc::Sender<Link>,
-        reached: oneshot::Sender<()>,
+        Registered { registry, identity, registration }: Registered,
+        attach: Attach,
+        reached: watch::Sender<bool>,
         Bounds { bytes, metrics }: Bounds,
     ) -> Self {
         let keys = identity.public_keys();
@@ -97,7 +106,7 @@ impl Drive {
             registry,
             socket: None,
             unsent: VecDeque::new(),
-            links,
+            attach,
             streams: HashMap::new(),
             // One of the longest must fit both ways.
             most_held: bytes.max(2 * MAX_MESSAGE),
@@ -109,7 +118,7 @@ impl Drive {
             questions: JoinSet::new(),
             dials: JoinSet::new(),
             registration: id,
-            reached: Some(reached),
+            reached,
         }
     }
 
@@ -186,7 +195,7 @@ impl Drive {
                 }
                 MuxOutput::Opened(stream) => self.opened(stream),
                 MuxOutput::Message(stream, bytes) => {
-                    if !self.streams.get(&stream).is_some_and(|link| link.send(bytes)) {
+                    if self.streams.get(&stream).is_some_and(|link| link.send(bytes) == Err(NoRoom)) {
                         self.abort(stream);
                     }
                 }
@@ -234,14 +243,30 @@ impl Drive {
         if self.streams.len() >= ATTACHED {
             return self.handle(MuxInput::Abort(stream));
         }
-        let (link, end) = Link::pair("relay JSON-RPC message from a harness", true);
-        if self.links.try_send(link.over(Transport::Relay, "")).is_err() {
-            // Sixteen others came in the same moment, or the gateway closes: this one comes again.
-            return self.handle(MuxInput::Abort(stream));
-        }
         let (to_pump, from_stream) = pump::channel();
-        self.streams.insert(stream, to_pump);
-        self.pumps.spawn(pump(stream, end, from_stream, self.to_drive.clone()));
+        if self.attach(stream, from_stream) {
+            self.streams.insert(stream, to_pump);
+        } else {
+            self.handle(MuxInput::Abort(stream));
+        }
+    }
+
+    fn attach(&mut self, stream: StreamKey, from_stream: FromStream) -> bool {
+        let to_drive = self.to_drive.clone();
+        match &self.attach {
+            Attach::Gateway(links) => {
+                let (link, end) = Link::pair("relay JSON-RPC message from a harness", true);
+                if links.try_send(link.over(Transport::Relay, "")).is_err() {
+                    // Sixteen others came in the same moment, or the gateway closes: this one comes again.
+                    return false;
+                }
+                self.pumps.spawn(pump(stream, end, from_stream, to_drive));
+            }
+            Attach::Destination(destination, stopped) => {
+                self.pumps.spawn(bridge(stream, Arc::clone(destination), from_stream, to_drive, stopped.clone()));
+            }
+        }
+        true
     }
 
     fn of_link(&mut self, from_link: FromLink) {
@@ -272,12 +297,13 @@ impl Drive {
             self.handle(MuxInput::Registered(self.registration.clone()));
         }
         tracing::info!("the rendezvous was reached");
-        let _told_already = self.reached.take().map(|reached| reached.send(()));
+        self.reached.send_replace(true);
         (self.way, self.socket) = (Some(way), Some(socket));
         self.handle(MuxInput::Connected);
     }
 
     async fn disconnected(&mut self) {
+        self.reached.send_replace(false);
         self.unsent.clear();
         if let Some(Socket { outgoing, incoming, mut carrier }) = self.socket.take() {
             drop((outgoing, incoming));

@@ -1,21 +1,26 @@
 //! The gateway as the executor of an environment: it listens nowhere, dials out to a rendezvous, and serves whom its registry lets in.
 
+mod bridge;
 mod drive;
+mod forward;
 mod pump;
+
+pub use forward::run_forward;
 
 use crate::config::Config;
 use crate::core::Gateway;
 use crate::http;
 use crate::listen::{ListenError, stop_on_signals};
-use drive::{Bounds, Drive};
+use drive::{Attach, Bounds, Drive};
 use portcullis_relay::credentials::Credentials;
+use portcullis_relay::destination::DestinationError;
 use portcullis_relay::keys::{Identity, NoRandomness, PublicKeys};
 use portcullis_relay::registry::{Registration, Registry, RegistryError};
 use portcullis_relay::retry::{Retries, Retry};
 use std::io::{self, Write as _};
 use std::sync::Arc;
 use thiserror::Error;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, watch};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
@@ -43,6 +48,9 @@ pub enum RemoteError {
     /// The registry.
     #[error("serve the environment: {0}")]
     Registry(#[from] RegistryError),
+    /// What is forwarded has nowhere to go.
+    #[error(transparent)]
+    Destination(#[from] DestinationError),
     /// No keys.
     #[error(transparent)]
     Randomness(#[from] NoRandomness),
@@ -69,35 +77,25 @@ impl RemoteEnvironmentConfig {
 /// See [`RemoteError`]. The first registration is tried again only where the registry says that another time it may say yes; what is
 /// lost later is tried again for ever, unless the registry does not accept the credentials any more.
 pub async fn run_remote_environment(remote: RemoteEnvironmentConfig, config: Config) -> Result<(), RemoteError> {
-    let tls = match remote.base_url.starts_with("https:") {
-        true => Some(http::believed(&config).await.map_err(RemoteError::Certificates)?),
-        false => None,
-    };
-    let registry = Registry::with(&remote.base_url, &remote.environment_id, Arc::clone(&remote.credentials), tls)?;
-    let identity = Identity::generate()?;
     let stop = CancellationToken::new();
     let signals = stop_on_signals(stop.clone())?;
-    let keys = identity.public_keys();
-    let registration = tokio::select! {
-        registered = register(&registry, &keys) => registered?,
-        () = stop.cancelled() => return Ok(()),
-    };
+    let Some(registered) = registered(&remote, &config, &stop).await? else { return Ok(()) };
     if config.ceiling.is_none() {
         tracing::warn!("no operator's policy is set: clients themselves say what their requests may touch");
     }
     let bytes = config.buffer_bytes / 2;
     let gateway = Gateway::start(config).await.map_err(ListenError::from)?;
     let (links, mut opened) = mpsc::channel(LINKS);
-    let (reached, mut is_reached) = oneshot::channel();
+    let (reached, mut is_reached) = watch::channel(false);
     let ended = CancellationToken::new();
     let bounds = Bounds { bytes, metrics: gateway.counters() };
-    let drive = Drive::new(registry, identity, registration, links, reached, bounds);
+    let drive = Drive::new(registered, Attach::Gateway(links), reached, bounds);
     let mut driving = tokio::spawn(drive.run(ended.clone()));
     let idled = gateway.idled();
     let (mut lost, mut has_said) = (None, false);
     while lost.is_none() {
         tokio::select! {
-            Ok(()) = &mut is_reached, if !has_said => {
+            Ok(_) = is_reached.wait_for(|is| *is), if !has_said => {
                 has_said = true;
                 lost = say(&remote).err();
             }
@@ -122,7 +120,33 @@ pub async fn run_remote_environment(remote: RemoteEnvironmentConfig, config: Con
     lost.map_or(Ok(()), Err)
 }
 
-/// Registers for the first time.
+/// A registration, and what it was made with.
+struct Registered {
+    registry: Registry,
+    identity: Identity,
+    registration: Registration,
+}
+
+/// Registers for the first time, unless it is stopped before.
+async fn registered(
+    remote: &RemoteEnvironmentConfig,
+    config: &Config,
+    stop: &CancellationToken,
+) -> Result<Option<Registered>, RemoteError> {
+    let tls = match remote.base_url.starts_with("https:") {
+        true => Some(http::believed(config).await.map_err(RemoteError::Certificates)?),
+        false => None,
+    };
+    let registry = Registry::with(&remote.base_url, &remote.environment_id, Arc::clone(&remote.credentials), tls)?;
+    let identity = Identity::generate()?;
+    let keys = identity.public_keys();
+    tokio::select! {
+        registration = register(&registry, &keys) => Ok(Some(Registered { registration: registration?, registry, identity })),
+        () = stop.cancelled() => Ok(None),
+    }
+}
+
+/// Asks until there is an answer to go by.
 async fn register(registry: &Registry, keys: &PublicKeys) -> Result<Registration, RegistryError> {
     let mut retries = Retries::new();
     loop {

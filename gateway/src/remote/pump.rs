@@ -5,6 +5,7 @@ use bytes::Bytes;
 use portcullis_relay::mux::StreamKey;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
@@ -29,6 +30,10 @@ pub(super) struct ToPump {
     dropped: CancellationToken,
 }
 
+/// More messages wait than may.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct NoRoom;
+
 /// The other end.
 #[derive(Debug)]
 pub(super) struct FromStream {
@@ -47,15 +52,16 @@ pub(super) fn channel() -> (ToPump, FromStream) {
 }
 
 impl ToPump {
-    /// Whether the message was taken.
-    pub(super) fn send(&self, message: Bytes) -> bool {
+    /// Passes a message on, unless there is no room. Where nobody takes it any more the stream closes, and it is dropped.
+    pub(super) fn send(&self, message: Bytes) -> Result<(), NoRoom> {
+        let Some(messages) = &self.messages else { return Ok(()) };
         let length = message.len();
         self.bytes.fetch_add(length, Ordering::Relaxed);
-        let is_taken = self.messages.as_ref().is_some_and(|messages| messages.try_send(message).is_ok());
-        if !is_taken {
+        let sent = messages.try_send(message);
+        if sent.is_err() {
             self.bytes.fetch_sub(length, Ordering::Relaxed);
         }
-        is_taken
+        if let Err(TrySendError::Full(_)) = sent { Err(NoRoom) } else { Ok(()) }
     }
 
     /// Bytes that did not arrive yet.
@@ -141,12 +147,12 @@ mod tests {
     #[test]
     fn what_waits_for_its_link_is_counted_until_it_has_arrived() {
         let (mut to_pump, mut from_stream) = channel();
-        assert!(to_pump.send(Bytes::from_static(b"abc")) && to_pump.send(Bytes::from_static(b"de")));
+        assert_eq!([&b"abc"[..], b"de"].map(|message| to_pump.send(Bytes::from_static(message))), [Ok(()), Ok(())]);
         assert_eq!(to_pump.held(), 5);
         assert!(from_stream.recv().now_or_never().flatten().is_some());
         assert_eq!(to_pump.held(), 5, "it was taken out and has not arrived yet");
         to_pump.end();
-        assert!(!to_pump.send(Bytes::from_static(b"x")));
+        assert_eq!((to_pump.send(Bytes::from_static(b"x")), to_pump.held()), (Ok(()), 5), "nobody takes it");
         assert_eq!(from_stream.recv().now_or_never().flatten().unwrap(), "de", "what came before the end is delivered");
         assert_eq!(to_pump.held(), 2);
         assert_eq!(from_stream.recv().now_or_never(), Some(None));
@@ -156,8 +162,19 @@ mod tests {
     #[test]
     fn what_is_dropped_is_not_delivered() {
         let (mut to_pump, mut from_stream) = channel();
-        assert!(to_pump.send(Bytes::from_static(b"abc")));
+        to_pump.send(Bytes::from_static(b"abc")).unwrap();
         to_pump.drop_all();
         assert_eq!(from_stream.recv().now_or_never(), Some(None));
+    }
+
+    #[test]
+    fn messages_that_nobody_takes_are_few_and_those_to_nobody_are_dropped() {
+        let (to_pump, from_stream) = channel();
+        for _ in 0..QUEUE {
+            to_pump.send(Bytes::from_static(b"x")).unwrap();
+        }
+        assert_eq!((to_pump.send(Bytes::from_static(b"x")), to_pump.held()), (Err(NoRoom), QUEUE));
+        drop(from_stream);
+        assert_eq!(to_pump.send(Bytes::from_static(b"x")), Ok(()));
     }
 }

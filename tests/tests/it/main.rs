@@ -13,6 +13,7 @@ mod embed;
 mod exec;
 mod extras;
 mod files;
+mod forward;
 mod fuzz;
 mod handles;
 mod handshake;

@@ -90,6 +90,7 @@ fn options(url: &str) -> ExecServerClientConnectOptions {
     ExecServerClientConnectOptions::remote(remote, "tests")
 }
 
+/// Runs `exec --remote` and answers its output.
 pub(super) async fn exec(
     url: &str,
     environment: &str,
@@ -268,6 +269,20 @@ impl Raw {
                 HarnessOutput::Opened => {}
             }
         }
+    }
+
+    /// Ends the stream, once everything that is queued was sent.
+    pub(super) async fn close(mut self) {
+        self.harness.handle(HarnessInput::Close, Instant::now());
+        loop {
+            match self.next().await {
+                HarnessOutput::Send(frame) => self.socket.outgoing.send(frame).await.unwrap(),
+                HarnessOutput::Closed(fault) => break assert_eq!(fault, Fault::Done),
+                HarnessOutput::Opened | HarnessOutput::Message(_) => {}
+            }
+        }
+        drop(self.socket.outgoing);
+        self.socket.carrier.join_next().await.unwrap().unwrap();
     }
 
     /// What is to be done next.
