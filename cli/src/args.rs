@@ -3,6 +3,7 @@
 use crate::limits::Limits;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use portcullis::DEFAULT_LISTEN_URL;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 /// The gateway that agent workspaces run on: files and commands over JSON-RPC, each request confined by the kernel.
@@ -70,6 +71,9 @@ pub(crate) struct Serve {
     /// With --remote: a name for people. It stays here.
     #[arg(long, value_name = "TEXT", requires = "remote")]
     pub(crate) name: Option<String>,
+    /// With --remote: serve /livez, /readyz and /metrics at IP:PORT, a loopback address. /readyz is 200 while the rendezvous is reached.
+    #[arg(long, value_name = "IP:PORT", requires = "remote")]
+    pub(crate) health_listen: Option<SocketAddr>,
     #[command(flatten)]
     pub(crate) registration: Registration,
     #[command(flatten)]
@@ -155,6 +159,9 @@ pub(crate) struct Registration {
     /// With --remote: refused, and says why. For programs that embed the gateway.
     #[arg(long, requires = "remote")]
     pub(crate) use_agent_identity_auth: bool,
+    /// With --remote: end once standard input does, as with SIGTERM. Also with CODEX_EXEC_SERVER_EXIT_ON_STDIN_CLOSE=1.
+    #[arg(long, requires = "remote")]
+    pub(crate) exit_on_stdin_close: bool,
     /// With --remote: a host that an API key may be shown to, beside openai.com, openai.org and this machine; may be repeated.
     #[arg(long, value_name = "HOST", requires = "remote")]
     pub(crate) remote_allow_host: Vec<String>,

@@ -9,7 +9,8 @@ use portcullis::{Config, ExecServerRuntimePaths, RemoteEnvironmentConfig};
 /// Forwards until SIGINT or SIGTERM.
 pub(crate) async fn run(options: &Forward) -> Result<(), Failure> {
     let credentials = remote::credentials(&options.registration)?;
-    let environment = RemoteEnvironmentConfig::new(&options.remote, &options.environment_id, credentials);
+    let mut environment = RemoteEnvironmentConfig::new(&options.remote, &options.environment_id, credentials);
+    environment.exits_with_stdin = remote::exits_with_stdin(&options.registration)?;
     let own = options.tls_cert.as_deref().zip(options.tls_key.as_deref());
     let tls = match &options.tls_ca {
         Some(_) if !options.connect.starts_with("wss://") => {

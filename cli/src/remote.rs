@@ -20,6 +20,8 @@ const API_KEY: &str = "CODEX_API_KEY";
 const AGENT_TOKEN: &str = "CODEX_ACCESS_TOKEN";
 /// What is not known is not guessed: the registry would be shown something that is no proof of anything.
 const AGENT: &str = "an agent's identity (--use-agent-identity-auth, CODEX_ACCESS_TOKEN) cannot be used by this program: how it registers a task, and how it signs the assertion of each request, is not known here; a program that knows implements portcullis::credentials::AgentIdentity and gives OfAgent to run_remote_environment";
+/// Whether the end of standard input is the program's: 1 or true.
+const EXIT: &str = "CODEX_EXEC_SERVER_EXIT_ON_STDIN_CLOSE";
 /// Bytes of a token on standard input.
 const LONGEST: u64 = 16 * 1024;
 
@@ -33,7 +35,15 @@ pub(crate) fn environment(url: &str, options: &Serve) -> Result<RemoteEnvironmen
     let credentials = credentials(&options.registration)?;
     let mut remote = RemoteEnvironmentConfig::new(url, options.environment_id.clone().unwrap_or_default(), credentials);
     remote.name.clone_from(&options.name);
+    remote.health = options.health_listen;
+    remote.exits_with_stdin = exits_with_stdin(&options.registration)?;
     Ok(remote)
+}
+
+/// Whether the end of standard input is the program's.
+pub(crate) fn exits_with_stdin(registration: &Registration) -> Result<bool, Failure> {
+    let named = variable(EXIT)?;
+    Ok(registration.exit_on_stdin_close || named.is_some_and(|value| matches!(value.as_str(), "1" | "true")))
 }
 
 /// The files that these flags name and whose readers could serve the environment in this one's place.

@@ -36,6 +36,7 @@ pub(crate) struct Metrics {
     sessions_active: Gauge,
     sessions_detached: Gauge,
     refused: Family<OfReason, Counter>,
+    relay_connected: Gauge,
     relay_held: Gauge,
     relay_shed: Counter,
 }
@@ -189,6 +190,7 @@ impl Metrics {
             sessions_active: Gauge::default(),
             sessions_detached: Gauge::default(),
             refused: Family::default(),
+            relay_connected: Gauge::default(),
             relay_held: Gauge::default(),
             relay_shed: Counter::default(),
         };
@@ -214,6 +216,8 @@ impl Metrics {
         registry.register("sessions_active", "Sessions that live", self.sessions_active.clone());
         registry.register("sessions_detached", "Sessions that live and nobody is connected to", self.sessions_detached.clone());
         registry.register("refused", "Clients that were not let in", self.refused.clone());
+        let text = "Whether there is a connection to the rendezvous";
+        registry.register("relay_connected", text, self.relay_connected.clone());
         let text = "Bytes of messages that relay streams hold";
         registry.register_with_unit("relay_held", text, Unit::Bytes, self.relay_held.clone());
         registry.register(
@@ -288,6 +292,11 @@ impl Metrics {
 
     pub(crate) fn detached_session(&self) -> Present {
         Present::new(self.sessions_detached.clone())
+    }
+
+    /// There is a connection to the rendezvous for as long as this is.
+    pub(crate) fn relay_connected(&self) -> Present {
+        Present::new(self.relay_connected.clone())
     }
 
     /// What messages on relay streams take now, in bytes.

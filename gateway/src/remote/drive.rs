@@ -5,7 +5,7 @@ use super::bridge::bridge;
 use super::pump::{self, FromLink, FromStream, NoRoom, ToPump, pump};
 use crate::caller::Transport;
 use crate::link::Link;
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, Present};
 use bytes::Bytes;
 use portcullis_relay::destination::Destination;
 use portcullis_relay::keys::PublicKeys;
@@ -59,6 +59,7 @@ pub(super) struct Drive {
     registration: String,
     /// Whether there is a socket to the rendezvous.
     reached: watch::Sender<bool>,
+    present: Option<Present>,
 }
 
 /// What a stream is attached to.
@@ -119,6 +120,7 @@ impl Drive {
             dials: JoinSet::new(),
             registration: id,
             reached,
+            present: None,
         }
     }
 
@@ -298,12 +300,14 @@ impl Drive {
         }
         tracing::info!("the rendezvous was reached");
         self.reached.send_replace(true);
+        self.present = Some(self.metrics.relay_connected());
         (self.way, self.socket) = (Some(way), Some(socket));
         self.handle(MuxInput::Connected);
     }
 
     async fn disconnected(&mut self) {
         self.reached.send_replace(false);
+        self.present = None;
         self.unsent.clear();
         if let Some(Socket { outgoing, incoming, mut carrier }) = self.socket.take() {
             drop((outgoing, incoming));

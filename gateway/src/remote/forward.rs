@@ -1,13 +1,14 @@
 //! A forwarder: the executor of an environment that serves nobody itself and passes each stream on to somebody who does.
 
 use super::drive::{Attach, Bounds, Drive};
-use super::{RemoteEnvironmentConfig, RemoteError, registered, say};
+use super::{RemoteEnvironmentConfig, RemoteError, registered, say, stdin_ended};
 use crate::config::Config;
 use crate::http;
 use crate::listen::stop_on_signals;
 use crate::metrics::Metrics;
 use portcullis_relay::destination::Destination;
 use portcullis_relay::wire::Tls;
+use std::pin::pin;
 use std::sync::Arc;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -34,7 +35,12 @@ pub async fn run_forward(
     let destination = Arc::new(Destination::new(destination, tls)?);
     let (stop, ended) = (CancellationToken::new(), CancellationToken::new());
     let signals = stop_on_signals(stop.clone())?;
-    let Some(registered) = registered(&remote, &config, &stop).await? else { return Ok(()) };
+    let mut stdin = pin!(stdin_ended(remote.exits_with_stdin));
+    let registered = tokio::select! {
+        registered = registered(&remote, &config) => registered?,
+        () = &mut stdin => return Ok(()),
+        () = stop.cancelled() => return Ok(()),
+    };
     let (reached, mut is_reached) = watch::channel(false);
     let bounds = Bounds { bytes: config.buffer_bytes / 2, metrics: Arc::new(Metrics::new()) };
     let attach = Attach::Destination(destination, stop.clone());
@@ -49,6 +55,7 @@ pub async fn run_forward(
                 }
             }
             done = &mut driving => break done.unwrap_or(Ok(())).map_err(RemoteError::Registry),
+            () = &mut stdin => break Ok(()),
             () = stop.cancelled() => break Ok(()),
         }
     };

@@ -10,7 +10,7 @@ pub use forward::run_forward;
 use crate::config::Config;
 use crate::core::Gateway;
 use crate::http;
-use crate::listen::{ListenError, stop_on_signals};
+use crate::listen::{Health, ListenError, stop_on_signals};
 use drive::{Attach, Bounds, Drive};
 use portcullis_relay::credentials::Credentials;
 use portcullis_relay::destination::DestinationError;
@@ -18,8 +18,11 @@ use portcullis_relay::keys::{Identity, NoRandomness, PublicKeys};
 use portcullis_relay::registry::{Registration, Registry, RegistryError};
 use portcullis_relay::retry::{Retries, Retry};
 use std::io::{self, Write as _};
+use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::Arc;
 use thiserror::Error;
+use tokio::io::AsyncReadExt as _;
 use tokio::sync::{mpsc, watch};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
@@ -39,6 +42,10 @@ pub struct RemoteEnvironmentConfig {
     pub name: Option<String>,
     /// What the registry is shown.
     pub credentials: Arc<dyn Credentials>,
+    /// Where to serve `/livez`, `/readyz` and `/metrics`: a loopback address. None: nowhere. Ready it is while the rendezvous is reached.
+    pub health: Option<SocketAddr>,
+    /// End once standard input does.
+    pub exits_with_stdin: bool,
 }
 
 /// Why an environment is not served, or not any more.
@@ -67,7 +74,7 @@ impl RemoteEnvironmentConfig {
     #[must_use]
     pub fn new(base_url: impl Into<String>, environment_id: impl Into<String>, credentials: Arc<dyn Credentials>) -> Self {
         let (base_url, environment_id) = (base_url.into(), environment_id.into());
-        Self { base_url, environment_id, name: None, credentials }
+        Self { base_url, environment_id, name: None, credentials, health: None, exits_with_stdin: false }
     }
 }
 
@@ -77,16 +84,34 @@ impl RemoteEnvironmentConfig {
 /// See [`RemoteError`]. The first registration is tried again only where the registry says that another time it may say yes; what is
 /// lost later is tried again for ever, unless the registry does not accept the credentials any more.
 pub async fn run_remote_environment(remote: RemoteEnvironmentConfig, config: Config) -> Result<(), RemoteError> {
+    if let Some(address) = remote.health.filter(|address| !address.ip().is_loopback()) {
+        return Err(ListenError::OpenHealth(address).into());
+    }
     let stop = CancellationToken::new();
     let signals = stop_on_signals(stop.clone())?;
-    let Some(registered) = registered(&remote, &config, &stop).await? else { return Ok(()) };
+    let mut stdin = pin!(stdin_ended(remote.exits_with_stdin));
+    let registered = tokio::select! {
+        registered = registered(&remote, &config) => registered?,
+        () = &mut stdin => return Ok(()),
+        () = stop.cancelled() => return Ok(()),
+    };
     if config.ceiling.is_none() {
         tracing::warn!("no operator's policy is set: clients themselves say what their requests may touch");
     }
-    let bytes = config.buffer_bytes / 2;
+    let (bytes, hosts) = (config.buffer_bytes / 2, Arc::from(config.allowed_hosts.clone()));
     let gateway = Gateway::start(config).await.map_err(ListenError::from)?;
     let (links, mut opened) = mpsc::channel(LINKS);
     let (reached, mut is_reached) = watch::channel(false);
+    let health = match remote.health {
+        Some(address) => match Health::listen(address, &gateway, hosts, is_reached.clone()).await {
+            Ok(health) => Some(health),
+            Err(error) => {
+                gateway.shutdown().await;
+                return Err(error.into());
+            }
+        },
+        None => None,
+    };
     let ended = CancellationToken::new();
     let bounds = Bounds { bytes, metrics: gateway.counters() };
     let drive = Drive::new(registered, Attach::Gateway(links), reached, bounds);
@@ -105,6 +130,7 @@ pub async fn run_remote_environment(remote: RemoteEnvironmentConfig, config: Con
                 break;
             }
             () = idled.cancelled() => break,
+            () = &mut stdin => break,
             () = stop.cancelled() => break,
         }
     }
@@ -114,6 +140,9 @@ pub async fn run_remote_environment(remote: RemoteEnvironmentConfig, config: Con
     ended.cancel();
     if !driving.is_finished() {
         let _lost_at_the_end = driving.await;
+    }
+    if let Some(health) = health {
+        health.end().await;
     }
     signals.abort();
     let _aborted = signals.await;
@@ -127,23 +156,16 @@ struct Registered {
     registration: Registration,
 }
 
-/// Registers for the first time, unless it is stopped before.
-async fn registered(
-    remote: &RemoteEnvironmentConfig,
-    config: &Config,
-    stop: &CancellationToken,
-) -> Result<Option<Registered>, RemoteError> {
+/// Registers for the first time.
+async fn registered(remote: &RemoteEnvironmentConfig, config: &Config) -> Result<Registered, RemoteError> {
     let tls = match remote.base_url.starts_with("https:") {
         true => Some(http::believed(config).await.map_err(RemoteError::Certificates)?),
         false => None,
     };
     let registry = Registry::with(&remote.base_url, &remote.environment_id, Arc::clone(&remote.credentials), tls)?;
     let identity = Identity::generate()?;
-    let keys = identity.public_keys();
-    tokio::select! {
-        registration = register(&registry, &keys) => Ok(Some(Registered { registration: registration?, registry, identity })),
-        () = stop.cancelled() => Ok(None),
-    }
+    let registration = register(&registry, &identity.public_keys()).await?;
+    Ok(Registered { registry, identity, registration })
 }
 
 /// Asks until there is an answer to go by.
@@ -158,6 +180,16 @@ async fn register(registry: &Registry, keys: &PublicKeys) -> Result<Registration
         tracing::warn!("{error}; it is tried again in {} ms", wait.as_millis());
         sleep(wait).await;
     }
+}
+
+/// Waits for the end of standard input, if that is to end the program, or for ever. What comes there is of no interest.
+async fn stdin_ended(counts: bool) {
+    if !counts {
+        return std::future::pending().await;
+    }
+    let mut input = tokio::io::stdin();
+    let mut unread = [0; 4096];
+    while matches!(input.read(&mut unread).await, Ok(1..)) {}
 }
 
 /// Says that the environment can be used.

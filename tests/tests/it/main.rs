@@ -37,6 +37,7 @@ mod races;
 mod remote;
 mod remote_bounds;
 mod remote_credentials;
+mod remote_health;
 mod sandboxed_files;
 mod sandboxed_processes;
 mod scopes;
