@@ -264,6 +264,13 @@ pub(crate) struct Exec {
     /// A registry, https://HOST or http:// on loopback, where --environment-id is registered.
     #[arg(long, value_name = "URL", requires = "environment_id", conflicts_with_all = ["url", "allow_unprotected_metadata"])]
     pub(crate) remote: Option<String>,
+    /// An environment by its name: one of the file of --environments, `remote` of CODEX_EXEC_SERVER_NOISE_… or CODEX_EXEC_SERVER_URL, or
+    /// `local`. Without this those variables change nothing.
+    #[arg(long, value_name = "ID", conflicts_with_all = ["url", "remote", "allow_unprotected_metadata"])]
+    pub(crate) environment: Option<String>,
+    /// The file (TOML) with environments [default: environments.toml in CODEX_HOME].
+    #[arg(long, value_name = "FILE", requires = "environment")]
+    pub(crate) environments: Option<PathBuf>,
     /// With --remote: the environment.
     #[arg(long, value_name = "ID", requires = "remote")]
     pub(crate) environment_id: Option<String>,

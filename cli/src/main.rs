@@ -4,6 +4,7 @@ mod args;
 mod audit;
 mod credential;
 mod doctor;
+mod environment;
 mod exec;
 mod explain;
 mod forward;

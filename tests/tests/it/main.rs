@@ -10,6 +10,7 @@ mod credential;
 mod degraded;
 mod denials;
 mod embed;
+mod environments;
 mod exec;
 mod extras;
 mod files;
