@@ -1,5 +1,6 @@
 //! What an executor shows its registry, and how often, at a registry that a test speaks for.
 
+use crate::remote::{EXECUTOR, HARNESS, Remote, exec, rendezvous};
 use portcullis_relay::keys::Identity;
 use portcullis_tests::{PATIENCE, Place, Program, portcullis};
 use std::os::unix::fs::PermissionsExt as _;
@@ -84,7 +85,9 @@ async fn a_token_is_read_again_for_every_request_and_a_conflict_is_tried_again()
     let (registry, place) = (Registry::start().await, Place::new());
     let file = place.path("credential");
     put(&place, "first-token");
-    let executor = Program::start(registry.executor(&["--registration-token-file", file.to_str().unwrap()]));
+    let mut executor = registry.executor(&["--registration-token-file", file.to_str().unwrap()]);
+    executor.env("RUST_LOG", "trace");
+    let executor = Program::start(executor);
     let asked = registry.asked().await;
     assert_eq!(asked.head[0], "POST /cloud/environment/box/register HTTP/1.1");
     assert_eq!(asked.header("authorization"), Some("Bearer first-token"));
@@ -99,7 +102,7 @@ async fn a_token_is_read_again_for_every_request_and_a_conflict_is_tried_again()
     asked.answer((401, "{}")).await;
     let stderr = fails(executor, "environment registry authentication failed (401)").await;
     assert!(stderr.contains("what it held before is used") && stderr.contains("another one registers"), "{stderr}");
-    assert!(!stderr.contains("-token\""), "{stderr}");
+    assert!(!stderr.contains("first-token") && !stderr.contains("second-token"), "{stderr}");
 }
 
 #[tokio::test]
@@ -196,4 +199,27 @@ async fn without_a_credential_that_can_be_used_nobody_is_asked() {
     assert_eq!(asked.header("authorization"), Some("Bearer a-key"));
     asked.answer((401, "{}")).await;
     fails(executor, "authentication failed (401)").await;
+}
+
+#[tokio::test]
+async fn no_log_of_an_executor_has_its_token_or_a_signed_url() {
+    let (rendezvous, url, place) = rendezvous().await;
+    let mut command = portcullis(&["serve", "--remote", &url, "--environment-id", "box"]);
+    command.env("PORTCULLIS_EXECUTOR_TOKEN", EXECUTOR).env("RUST_LOG", "trace");
+    let mut executor = Program::start(command);
+    let mut stderr = executor.child.stderr.take().unwrap();
+    let log = tokio::spawn(async move {
+        let mut log = String::new();
+        stderr.read_to_string(&mut log).await.unwrap();
+        log
+    });
+    executor.line().await;
+    let (output, _stdout, stderr) = exec(&url, "box", HARNESS, &Place::new().path(""), &["true"]).await;
+    assert!(output.status.success(), "{stderr}");
+    Remote { rendezvous, executor, url, place }.end().await;
+    let log = log.await.unwrap();
+    assert!(log.contains("the rendezvous was reached") && log.contains("connection opened"), "{log}");
+    for secret in [EXECUTOR, "role=", "sig=", "signature"] {
+        assert!(!log.contains(secret), "{secret} is in the log");
+    }
 }
