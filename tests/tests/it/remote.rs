@@ -295,7 +295,7 @@ impl Raw {
             if let Some(output) = self.harness.poll(Instant::now()) {
                 return output;
             }
-            let deadline = self.harness.deadline().map_or_else(|| Instant::now() + PATIENCE, |at| at);
+            let deadline = self.harness.deadline().unwrap_or_else(|| Instant::now() + PATIENCE);
             tokio::select! {
                 frame = self.socket.incoming.recv() => {
                     self.harness.handle(HarnessInput::Frame(frame.expect("an open socket")), Instant::now());
