@@ -4,6 +4,7 @@ mod accept;
 mod carry;
 mod credential;
 mod error;
+mod health;
 mod host;
 mod socket;
 mod tls;
@@ -13,6 +14,7 @@ mod url;
 
 pub use self::credential::{Credential, SecretTooShort, SignError, SignedBearer};
 pub use self::error::ListenError;
+pub(crate) use self::health::Health;
 pub use self::tls::{Tls, TlsError};
 pub(crate) use self::token::token_directory;
 pub use self::token::token_path;
@@ -118,7 +120,7 @@ async fn serve_websocket(url: ListenUrl, mut config: Config, stop: &Cancellation
     warn(&url, &guard, clients_decide, &peers)?;
     let (upgrades, mut upgraded) = mpsc::channel(UPGRADES);
     let serving = Serving {
-        upgrades,
+        upgrades: Some(upgrades),
         readiness: gateway.readiness(),
         metrics: gateway.counters(),
         audit: gateway.audit(),

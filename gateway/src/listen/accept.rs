@@ -52,7 +52,8 @@ const AFTER_ERROR: Duration = Duration::from_millis(100);
 /// What requests need.
 #[derive(Debug, Clone)]
 pub(super) struct Serving {
-    pub(super) upgrades: mpsc::Sender<Upgraded>,
+    /// None: nobody is upgraded, and there is only something to look at.
+    pub(super) upgrades: Option<mpsc::Sender<Upgraded>>,
     pub(super) readiness: Readiness,
     pub(super) metrics: Arc<Metrics>,
     pub(super) audit: Option<Audit>,
@@ -180,13 +181,9 @@ struct Arrival {
 }
 
 fn routes(serving: Serving) -> Router {
-    Router::new()
-        .route("/readyz", get(ready))
-        .route("/livez", get(StatusCode::OK))
-        .route("/metrics", get(metrics))
-        .route("/", any(upgrade))
-        .layer(middleware::from_fn_with_state(serving.clone(), refuse_pages))
-        .with_state(serving)
+    let looks = Router::new().route("/readyz", get(ready)).route("/livez", get(StatusCode::OK)).route("/metrics", get(metrics));
+    let all = if serving.upgrades.is_some() { looks.route("/", any(upgrade)) } else { looks };
+    all.layer(middleware::from_fn_with_state(serving.clone(), refuse_pages)).with_state(serving)
 }
 
 async fn ready(State(serving): State<Serving>) -> StatusCode {
@@ -269,7 +266,9 @@ async fn upgrade(
     }
     let upgrade = upgrade.max_frame_size(FRAME).max_message_size(MESSAGE).read_buffer_size(READ_BUFFER);
     upgrade.on_upgrade(move |socket| async move {
-        let _shutting_down = serving.upgrades.send(Upgraded { socket, ends, admitted, place }).await;
+        if let Some(upgrades) = &serving.upgrades {
+            let _shutting_down = upgrades.send(Upgraded { socket, ends, admitted, place }).await;
+        }
     })
 }
 
