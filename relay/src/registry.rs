@@ -202,7 +202,8 @@ impl Registry {
         let late = |_elapsed| RegistryError::Unreachable(format!("nothing was answered within {} s", ANSWER.as_secs()));
         let (status, body) = timeout(ANSWER, self.exchange(call, question)).await.map_err(late)??;
         if !(200..300).contains(&status) {
-            return Err(refusal(status, &body));
+            let token = self.authorization.to_str().unwrap_or_default().trim_start_matches("Bearer ");
+            return Err(refusal(status, &body, token));
         }
         // The error's text alone: what is at that place may be a secret.
         serde_json::from_slice(&body).map_err(|error| RegistryError::Answer(format!("{:?} error in it", error.classify())))
@@ -247,8 +248,9 @@ pub(crate) fn is_environment(text: &str) -> bool {
     (1..=MAX_ENVIRONMENT).contains(&text.len()) && text.bytes().all(is_known) && text.bytes().any(|letter| letter != b'.')
 }
 
-/// What the registry said when it said no.
-fn refusal(status: u16, body: &[u8]) -> RegistryError {
+/// What the registry said when it said no. It chooses the words, and they are no orders to a terminal; if it repeats the token, we
+/// do not.
+fn refusal(status: u16, body: &[u8], token: &str) -> RegistryError {
     #[derive(Deserialize)]
     struct Body {
         error: Reason,
@@ -258,10 +260,15 @@ fn refusal(status: u16, body: &[u8]) -> RegistryError {
         code: Option<String>,
         message: Option<String>,
     }
+    let plain = |text: &str| {
+        let text = if token.is_empty() { text.to_owned() } else { text.replace(token, "(the token)") };
+        text.trim().chars().take(SHOWN).map(|letter| if letter.is_control() { '\u{fffd}' } else { letter }).collect::<String>()
+    };
     if let Ok(Body { error: Reason { code, message } }) = serde_json::from_slice(body) {
-        return RegistryError::Refused { status, code, message: message.unwrap_or_else(|| "no reason was given".to_owned()) };
+        let message = message.as_deref().map_or_else(|| "no reason was given".to_owned(), plain);
+        return RegistryError::Refused { status, code: code.as_deref().map(plain), message };
     }
-    let text: String = String::from_utf8_lossy(body).trim().chars().take(SHOWN).collect();
+    let text = plain(&String::from_utf8_lossy(body));
     let message = if text.is_empty() { "empty or malformed error body".to_owned() } else { text };
     RegistryError::Refused { status, code: None, message }
 }
@@ -312,9 +319,9 @@ mod tests {
 
     #[test]
     fn refusals_say_what_the_registry_said() {
-        let text = refusal(401, br#"{"error":{"code":"bad","message":"no such token"}}"#).to_string();
+        let text = refusal(401, br#"{"error":{"code":"bad","message":"no such token"}}"#, "").to_string();
         assert_eq!(text, "environment registry authentication failed (401): no such token");
-        assert_eq!(refusal(500, b"oops").to_string(), "the environment registry refused (500): oops");
-        assert!(refusal(500, b"").to_string().contains("empty or malformed"));
+        assert_eq!(refusal(500, b"oops", "").to_string(), "the environment registry refused (500): oops");
+        assert!(refusal(500, b"", "").to_string().contains("empty or malformed"));
     }
 }

@@ -29,13 +29,13 @@ async fn run(options: &ExecServerClientConnectOptions, folder: &Path, step: &str
     }
     drop(client);
     task.await?;
-    println!("done");
+    writeln!(io::stdout(), "done")?;
     Ok(())
 }
 
 /// Says where it is and waits for the suite.
 fn pause(at: &str) -> io::Result<()> {
-    println!("{at}");
+    writeln!(io::stdout(), "{at}")?;
     io::stdout().flush()?;
     io::stdin().read_line(&mut String::new()).map(drop)
 }

@@ -33,6 +33,7 @@ mod output;
 mod policies;
 mod processes;
 mod races;
+mod relay_attacks;
 mod remote;
 mod sandboxed_files;
 mod sandboxed_processes;
