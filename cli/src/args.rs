@@ -117,7 +117,8 @@ pub(crate) struct Serve {
 
 #[derive(Debug, Args)]
 pub(crate) struct Rendezvous {
-    /// Where to listen: ws://IP:PORT (port 0 lets the system choose). For other machines put it behind something that speaks TLS.
+    /// Where to listen: ws://IP:PORT (port 0 lets the system choose). For other machines give --tls-cert and --tls-key, or put it
+    /// behind something that speaks TLS and give --public-url.
     #[arg(long, value_name = "URL", default_value = DEFAULT_LISTEN_URL)]
     pub(crate) listen: String,
     /// A file with the tokens of executors, one a line. Without it one is made and said on standard error.
@@ -129,6 +130,19 @@ pub(crate) struct Rendezvous {
     /// Where both reach the WebSocket, as wss://HOST; without it at the host that they asked.
     #[arg(long, value_name = "URL")]
     pub(crate) public_url: Option<String>,
+    /// Speak TLS, and show this chain of certificates (PEM), the server's own first.
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    pub(crate) tls_cert: Option<PathBuf>,
+    /// The key of --tls-cert (PEM).
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub(crate) tls_key: Option<PathBuf>,
+    /// The Redis that all nodes of one rendezvous share: redis://[USER:PASSWORD@]HOST[:PORT][/NUMBER] or redis+unix:///PATH. A URL
+    /// with a password is better in PORTCULLIS_STORE, where nobody else sees it. Without it this is the only node.
+    #[arg(long, value_name = "URL")]
+    pub(crate) store: Option<String>,
+    /// With --store: where the other nodes reach this one, ws://IP:PORT.
+    #[arg(long, value_name = "URL")]
+    pub(crate) node_url: Option<String>,
 }
 
 /// How a log is written.

@@ -9,20 +9,31 @@ use std::io::{self, Write as _};
 use std::path::Path;
 use tokio::signal::unix::{SignalKind, signal};
 
+/// The URL of the store, which may hold a password.
+const STORE: &str = "PORTCULLIS_STORE";
+
 /// Serves until SIGINT or SIGTERM.
 pub(crate) async fn run(options: &Rendezvous) -> Result<(), Failure> {
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
-    let ListenUrl::WebSocket(address) = options.listen.parse()? else {
-        return Err(format!("--listen {}: a rendezvous listens on ws://IP:PORT", options.listen).into());
+    let tls = match options.tls_cert.as_ref().zip(options.tls_key.as_ref()) {
+        Some((certificate, key)) => Some(portcullis::Tls::from_files(certificate, key, None)?.config()),
+        None => None,
+    };
+    let address = match (options.listen.parse()?, &tls) {
+        (ListenUrl::WebSocketTls(_), None) => {
+            return Err(format!("--listen {}: give --tls-cert FILE and --tls-key FILE", options.listen).into());
+        }
+        (ListenUrl::WebSocket(address) | ListenUrl::WebSocketTls(address), _) => address,
+        _ => return Err(format!("--listen {}: a rendezvous listens on ws://IP:PORT", options.listen).into()),
     };
     let executor_tokens = tokens("executor", options.executor_token_file.as_deref())?;
     let harness_tokens = tokens("harness", options.harness_token_file.as_deref())?;
-    if options.public_url.as_ref().is_some_and(|url| !url.starts_with("wss://") && !url.starts_with("ws://")) {
-        return Err("--public-url: it begins with wss:// or ws://".into());
-    }
-    let rendezvous = rendezvous::Rendezvous { executor_tokens, harness_tokens, public_url: options.public_url.clone() };
-    let listening = rendezvous.listen(address).await.map_err(|error| format!("listen on {address}: {error}"))?;
-    writeln!(io::stdout(), "http://{}", listening.address())?;
+    let scheme = if tls.is_some() { "https" } else { "http" };
+    let store = options.store.clone().or_else(|| std::env::var(STORE).ok());
+    let (public_url, node_url) = (options.public_url.clone(), options.node_url.clone());
+    let rendezvous = rendezvous::Rendezvous { executor_tokens, harness_tokens, public_url, tls, store, node_url };
+    let listening = rendezvous.listen(address).await?;
+    writeln!(io::stdout(), "{scheme}://{}", listening.address())?;
     let stop = async move {
         tokio::select! {
             _signal = interrupt.recv() => {}

@@ -90,6 +90,12 @@ impl Tls {
         Ok(Self { config: Arc::new(config), key: key.to_owned(), asks_clients: client_ca.is_some() })
     }
 
+    /// The same for other listeners of this program.
+    #[must_use]
+    pub fn config(&self) -> Arc<ServerConfig> {
+        Arc::clone(&self.config)
+    }
+
     /// Whether nobody without a certificate is served.
     pub(super) fn asks_clients(&self) -> bool {
         self.asks_clients

@@ -1,67 +1,73 @@
-//! The doors of the rendezvous: three calls of the registry, and the WebSocket.
+//! The doors of the rendezvous: three calls of the registry, and who may open them.
 
 use super::Rendezvous;
-use super::board::{Executor, Question, Refused, Token};
-use super::signed::{Role, Signer, Ticket, VALID};
-use super::sockets::{self, CLAIMS, QUEUE};
-use crate::frame::MAX_FRAME;
+use super::board::{Question, Token};
+use super::forward;
+use super::signed::{Role, Ticket, VALID};
+use super::store::{Environment, Refused, Store};
+use super::upgrade::{self, Carry};
 use crate::keys::{PublicKeys, SECURITY_PROFILE};
 use crate::registry::is_environment;
 use aws_lc_rs::constant_time::verify_slices_are_equal;
 use aws_lc_rs::digest::{SHA256, digest};
 use axum::Router;
 use axum::body::Bytes;
-use axum::extract::ws::WebSocketUpgrade;
-use axum::extract::{DefaultBodyLimit, Path, RawQuery, State};
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::extract::{DefaultBodyLimit, Path, State};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::middleware::map_response;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::time::{SystemTime, UNIX_EPOCH};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 
 /// Bytes of a question: keys and an authorization are a few thousand.
 const BODY: usize = 16 * 1024;
-
-/// What carries one WebSocket.
-pub(super) type Carry = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// What every door needs.
 #[derive(Clone)]
 pub(super) struct Doors {
     executors: Arc<[Vec<u8>]>,
     harnesses: Arc<[Vec<u8>]>,
-    public_url: Option<Arc<str>>,
-    signer: Arc<Signer>,
-    board: mpsc::Sender<Question>,
-    upgrades: mpsc::Sender<Carry>,
+    /// What URLs of WebSockets begin with; with nothing behind the scheme they lead where their asker found us.
+    public_url: Arc<str>,
+    pub(super) store: Store,
+    /// What other nodes know this one by.
+    pub(super) node: Arc<str>,
+    pub(super) board: mpsc::Sender<Question>,
+    pub(super) upgrades: mpsc::Sender<Carry>,
     /// The next harness's number.
-    numbers: Arc<AtomicU64>,
+    pub(super) numbers: Arc<AtomicU64>,
+    /// Changes, or has no sender any more, once the rendezvous ends.
+    pub(super) stop: watch::Receiver<()>,
 }
 
 impl Doors {
     pub(super) fn new(
         rendezvous: &Rendezvous,
-        signer: Arc<Signer>,
+        store: Store,
         board: mpsc::Sender<Question>,
         upgrades: mpsc::Sender<Carry>,
+        stop: watch::Receiver<()>,
     ) -> Self {
         // Digests are of one length, so that comparing them says nothing of a token.
         let digests =
             |tokens: &[String]| tokens.iter().map(|token| digest(&SHA256, token.as_bytes()).as_ref().to_vec()).collect();
+        let found = if rendezvous.tls.is_some() { "wss://" } else { "ws://" };
         Self {
             executors: digests(&rendezvous.executor_tokens),
             harnesses: digests(&rendezvous.harness_tokens),
-            public_url: rendezvous.public_url.as_deref().map(|url| url.trim_end_matches('/').into()),
-            signer,
+            public_url: rendezvous.public_url.as_deref().map_or(found, |url| url.trim_end_matches('/')).into(),
+            store,
+            node: rendezvous.node_url.as_deref().unwrap_or_default().trim_end_matches('/').into(),
             board,
             upgrades,
             numbers: Arc::default(),
+            stop,
         }
     }
 }
@@ -72,14 +78,31 @@ pub(super) fn routes(doors: Doors) -> Router {
         .route("/cloud/environment/{environment}/register", post(register))
         .route("/cloud/environment/{environment}/connect", post(connect))
         .route("/cloud/environment/{environment}/validate", post(validate))
-        .route("/cloud/environment/{environment}/ws", get(upgrade))
+        .route("/cloud/environment/{environment}/ws", get(upgrade::of_an_end))
+        .route(forward::PATH, get(upgrade::of_a_node))
         .route("/livez", get(StatusCode::OK))
+        .route("/readyz", get(ready))
         .layer(DefaultBodyLimit::max(BODY))
+        .layer(map_response(one_answer))
         .with_state(doors)
 }
 
+/// Each socket has one answer: its deadline is for all of it.
+async fn one_answer(mut answer: Response) -> Response {
+    if answer.status() != StatusCode::SWITCHING_PROTOCOLS {
+        answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    answer
+}
+
+/// Only while the store answers.
+async fn ready(State(doors): State<Doors>) -> Result<StatusCode, No> {
+    doors.store.signer().await?;
+    Ok(StatusCode::OK)
+}
+
 /// A body.
-struct Json(Value);
+pub(super) struct Json(Value);
 
 impl IntoResponse for Json {
     fn into_response(self) -> Response {
@@ -88,7 +111,7 @@ impl IntoResponse for Json {
 }
 
 /// An answer that says no.
-struct No(StatusCode, &'static str, &'static str);
+pub(super) struct No(pub(super) StatusCode, pub(super) &'static str, pub(super) &'static str);
 
 impl IntoResponse for No {
     fn into_response(self) -> Response {
@@ -106,6 +129,9 @@ impl From<Refused> for No {
             Refused::Stale => Self(StatusCode::FORBIDDEN, "registration_stale", "the registration was replaced; ask again"),
             Refused::Full => Self(StatusCode::SERVICE_UNAVAILABLE, "environments_full", "too many environments are served"),
             Refused::Sockets => Self(StatusCode::TOO_MANY_REQUESTS, "too_many_sockets", "this token has too many sockets open"),
+            Refused::Unreachable => {
+                Self(StatusCode::SERVICE_UNAVAILABLE, "store_unreachable", "what the nodes share cannot be asked now; try again")
+            }
         }
     }
 }
@@ -129,10 +155,8 @@ async fn register(
     if question.security_profile != SECURITY_PROFILE {
         return Err(No(StatusCode::BAD_REQUEST, "security_profile", "only noise_hybrid_ik_v1 is known"));
     }
-    let (name, keys) = (environment.clone(), Box::new(question.executor_public_key));
-    let registered = doors.ask(|answer| Question::Register { token: token.1, environment: name, keys, answer }).await?;
-    let registration = registered?;
-    let url = doors.url(&headers, &environment, &registration, token)?;
+    let registration = doors.store.register(token.1, &environment, &question.executor_public_key).await?;
+    let url = doors.url(&headers, &environment, &registration, token).await?;
     Ok(Json(json!({
         "environment_id": environment,
         "url": url,
@@ -154,11 +178,11 @@ async fn connect(
 ) -> Result<Json, No> {
     let token = doors.admit(Role::Harness, &headers).await?;
     let question: Connect = read(&environment, &body)?;
-    let name = environment.clone();
-    let (registration, keys) = doors.ask(|answer| Question::Find { environment: name, answer }).await??;
-    let url = doors.url(&headers, &environment, &registration, token)?;
+    let Environment { registration, keys, node, .. } = doors.store.find(&environment).await?;
+    node.ok_or(Refused::Offline)?;
+    let url = doors.url(&headers, &environment, &registration, token).await?;
     let expires = now() + VALID.as_secs();
-    let authorization = doors.signer.authorize(&environment, &registration, &question.harness_public_key, expires);
+    let authorization = doors.store.signer().await?.authorize(&environment, &registration, &question.harness_public_key, expires);
     Ok(Json(json!({
         "environment_id": environment,
         "url": url,
@@ -186,77 +210,13 @@ async fn validate(
     let question: Validate = read(&environment, &body)?;
     let Validate { executor_registration_id: registration, harness_public_key: keys, harness_key_authorization: shown } =
         question;
-    let (name, registered) = (environment.clone(), registration.clone());
-    let owns = doors.ask(|answer| Question::Owns { token, environment: name, registration: registered, answer }).await?;
-    let valid = owns && doors.signer.is_authorized(&environment, &registration, &keys, &shown, now());
-    Ok(Json(json!({"valid": valid})))
-}
-
-async fn upgrade(
-    State(doors): State<Doors>,
-    Path(environment): Path<String>,
-    RawQuery(query): RawQuery,
-    upgrade: WebSocketUpgrade,
-) -> Result<Response, No> {
-    let ticket = query.as_deref().and_then(Ticket::of_query);
-    let Some(ticket) = ticket.filter(|ticket| doors.signer.is_valid(&environment, ticket, now())) else {
-        return Err(No(
-            StatusCode::FORBIDDEN,
-            "url_expired",
-            "this URL is not valid, or not any more; ask the registry for another",
-        ));
+    let owns = match doors.store.find(&environment).await {
+        Ok(found) => found.owner == token && found.registration == registration,
+        Err(Refused::Unreachable) => return Err(Refused::Unreachable.into()),
+        Err(_unknown) => false,
     };
-    let (board, upgrades) = (doors.board.clone(), doors.upgrades.clone());
-    let Ticket { role, registration, token, .. } = ticket;
-    let upgrade = upgrade.max_frame_size(MAX_FRAME).max_message_size(MAX_FRAME);
-    match role {
-        Role::Environment => {
-            let ((claims, claimed), (frames, to_send)) = (mpsc::channel(CLAIMS), mpsc::channel(QUEUE));
-            let (own, executor) = (frames.downgrade(), Executor { claims, frames });
-            let ask = |answer| Question::Serve { token, environment, registration, executor, answer };
-            let replaced = doors.ask(ask).await??;
-            let left = Left { board, token: (role, token) };
-            Ok(upgrade.on_upgrade(move |socket| async move {
-                let carry = async move {
-                    sockets::executor(socket, claimed, to_send, own, replaced).await;
-                    left.tell().await;
-                };
-                let _closing = upgrades.send(Box::pin(carry)).await;
-            }))
-        }
-        Role::Harness => {
-            let number = doors.numbers.fetch_add(1, Ordering::Relaxed);
-            let executor = doors.ask(|answer| Question::Use { token, environment, registration, answer }).await??;
-            let left = Left { board, token: (role, token) };
-            Ok(upgrade.on_upgrade(move |socket| async move {
-                let carry = async move {
-                    sockets::harness(socket, number, executor).await;
-                    left.tell().await;
-                };
-                let _closing = upgrades.send(Box::pin(carry)).await;
-            }))
-        }
-    }
-}
-
-/// A socket that is counted, until it is told or dropped that it is gone: an upgrade may come to nothing.
-struct Left {
-    board: mpsc::Sender<Question>,
-    token: Token,
-}
-
-impl Left {
-    /// Waits for its turn, unlike a drop.
-    async fn tell(self) {
-        let _closing = self.board.reserve().await;
-    }
-}
-
-impl Drop for Left {
-    fn drop(&mut self) {
-        // If the line is full the token is a place short until the rendezvous ends.
-        let _full = self.board.try_send(Question::Gone { token: self.token });
-    }
+    let valid = owns && doors.store.signer().await?.is_authorized(&environment, &registration, &keys, &shown, now());
+    Ok(Json(json!({"valid": valid})))
 }
 
 impl Doors {
@@ -270,8 +230,10 @@ impl Doors {
             Role::Environment => &self.executors,
             Role::Harness => &self.harnesses,
         };
-        let number = known.iter().position(|token| verify_slices_are_equal(token, shown.as_ref()).is_ok());
-        let token = (role, number.ok_or_else(wrong)?);
+        let token = known.iter().find(|token| verify_slices_are_equal(token, shown.as_ref()).is_ok()).ok_or_else(wrong)?;
+        // Nodes may have the tokens in another order, so it is the digest that says which one it is.
+        let first = token.first_chunk().copied().map(u64::from_be_bytes);
+        let token = (role, first.ok_or_else(wrong)?);
         if self.ask(|answer| Question::Admit { token, answer }).await? {
             Ok(token)
         } else {
@@ -279,25 +241,24 @@ impl Doors {
         }
     }
 
-    async fn ask<A>(&self, question: impl FnOnce(oneshot::Sender<A>) -> Question) -> Result<A, No> {
+    pub(super) async fn ask<A>(&self, question: impl FnOnce(oneshot::Sender<A>) -> Question) -> Result<A, No> {
         let (answer, answered) = oneshot::channel();
         self.board.send(question(answer)).await.map_err(|_closing| CLOSING)?;
         answered.await.map_err(|_closing| CLOSING)
     }
 
-    /// The URL of a WebSocket, for one attempt. Without an operator's word it leads where its asker found us.
-    fn url(&self, headers: &HeaderMap, environment: &str, registration: &str, token: Token) -> Result<String, No> {
-        let base = match &self.public_url {
-            Some(url) => url.to_string(),
-            None => {
-                let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).filter(|host| is_host(host));
-                format!("ws://{}", host.ok_or(No(StatusCode::BAD_REQUEST, "host", "the request has no usable Host"))?)
-            }
-        };
-        let (role, number) = token;
+    /// The URL of a WebSocket, for one attempt.
+    async fn url(&self, headers: &HeaderMap, environment: &str, registration: &str, token: Token) -> Result<String, No> {
+        let mut base = self.public_url.to_string();
+        if base.ends_with("://") {
+            let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).filter(|host| is_host(host));
+            base += host.ok_or(No(StatusCode::BAD_REQUEST, "host", "the request has no usable Host"))?;
+        }
+        let (role, token) = token;
         let expires = now() + VALID.as_secs();
-        let ticket = Ticket { role, registration: registration.to_owned(), token: number, expires, sig: String::new() };
-        Ok(format!("{base}/cloud/environment/{environment}/ws?{}", self.signer.sign(environment, &ticket)))
+        let ticket = Ticket { role, registration: registration.to_owned(), token, expires, sig: String::new() };
+        let query = self.store.signer().await?.sign(environment, &ticket);
+        Ok(format!("{base}/cloud/environment/{environment}/ws?{query}"))
     }
 }
 
@@ -314,6 +275,6 @@ fn read<Q: DeserializeOwned>(environment: &str, body: &[u8]) -> Result<Q, No> {
 }
 
 /// Seconds since 1970.
-fn now() -> u64 {
+pub(super) fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }

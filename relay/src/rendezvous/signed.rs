@@ -6,6 +6,7 @@ use aws_lc_rs::rand;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How long what was signed is valid: one attempt to connect.
@@ -41,8 +42,8 @@ impl Role {
 pub(super) struct Ticket {
     pub(super) role: Role,
     pub(super) registration: String,
-    /// The number of the token that it was given for, which its sockets are counted under.
-    pub(super) token: usize,
+    /// The first 64 bits of the digest of the token that it was given for, which its sockets are counted under.
+    pub(super) token: u64,
     /// In seconds since 1970.
     pub(super) expires: u64,
     pub(super) sig: String,
@@ -57,25 +58,26 @@ impl Ticket {
         };
         let role = [Role::Environment, Role::Harness].into_iter().find(|role| Some(role.name()) == part("role"))?;
         let (registration, sig) = (part("registration")?.to_owned(), part("sig")?.to_owned());
-        Some(Self { role, registration, token: part("token")?.parse().ok()?, expires: part("expires")?.parse().ok()?, sig })
+        let token = u64::from_str_radix(part("token")?, 16).ok()?;
+        Some(Self { role, registration, token, expires: part("expires")?.parse().ok()?, sig })
     }
 }
 
-/// The key of this run. Nothing that an earlier one signed is valid.
-pub(super) struct Signer(Key);
+/// A key; clones are the same. Nothing that was signed with another one is valid.
+#[derive(Clone)]
+pub(super) struct Signer(Arc<Key>);
 
 impl Signer {
-    pub(super) fn new() -> Option<Self> {
-        let mut secret = [0; 32];
-        rand::fill(&mut secret).ok()?;
-        Some(Self(Key::new(HMAC_SHA256, &secret)))
+    /// Signs with a secret, which [`random`] made.
+    pub(super) fn new(secret: &str) -> Self {
+        Self(Arc::new(Key::new(HMAC_SHA256, secret.as_bytes())))
     }
 
     /// The query of a URL for this environment.
     pub(super) fn sign(&self, environment: &str, ticket: &Ticket) -> String {
         let sig = URL_SAFE_NO_PAD.encode(hmac::sign(&self.0, &of_ticket(environment, ticket)));
         let Ticket { role, registration, token, expires, .. } = ticket;
-        format!("role={}&registration={registration}&token={token}&expires={expires}&sig={sig}", role.name())
+        format!("role={}&registration={registration}&token={token:016x}&expires={expires}&sig={sig}", role.name())
     }
 
     /// Whether a ticket was signed here for this environment, and is valid.
@@ -130,7 +132,7 @@ mod tests {
 
     #[test]
     fn a_ticket_opens_what_it_was_signed_for_and_for_a_while() {
-        let (signer, other) = (Signer::new().unwrap(), Signer::new().unwrap());
+        let [signer, other] = [(); 2].map(|()| Signer::new(&random().unwrap()));
         let plain = Ticket { role: Role::Harness, registration: "one".to_owned(), token: 0, expires: 100, sig: String::new() };
         let query = signer.sign("box", &plain);
         let ticket = Ticket::of_query(&query).unwrap();
@@ -151,7 +153,7 @@ mod tests {
 
     #[test]
     fn an_authorization_is_for_one_harness_at_one_executor() {
-        let signer = Signer::new().unwrap();
+        let signer = Signer::new(&random().unwrap());
         let [known, other] = [(); 2].map(|()| Identity::generate().unwrap().public_keys());
         let shown = signer.authorize("box", "one", &known, 100).unwrap();
         assert!(signer.is_authorized("box", "one", &known, &shown, 99));

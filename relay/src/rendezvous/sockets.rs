@@ -21,7 +21,7 @@ const STREAMS: usize = 8;
 /// From one ping to the next.
 const PING: Duration = Duration::from_secs(30);
 /// How long an end may say nothing, a pong included.
-const SILENCE: Duration = Duration::from_secs(60);
+pub(super) const SILENCE: Duration = Duration::from_secs(60);
 /// How long a harness may take nothing of what its executor sends. The executor's other harnesses wait for that, so it is short, and
 /// then this harness is cut off.
 const SLOW: Duration = Duration::from_secs(5);
@@ -146,7 +146,7 @@ async fn claim_and_pass(mut stream: SplitStream<WebSocket>, number: u64, frames:
 }
 
 /// Sends what is in line, and pings. Ends when nobody can send any more, or the socket does.
-async fn write(mut sink: SplitSink<WebSocket, Message>, mut frames: mpsc::Receiver<Bytes>) {
+pub(super) async fn write(mut sink: SplitSink<WebSocket, Message>, mut frames: mpsc::Receiver<Bytes>) {
     let mut ping = interval_at(Instant::now() + PING, PING);
     ping.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {

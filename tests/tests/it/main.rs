@@ -35,6 +35,8 @@ mod processes;
 mod races;
 mod relay_attacks;
 mod remote;
+mod rendezvous;
+mod rendezvous_nodes;
 mod sandboxed_files;
 mod sandboxed_processes;
 mod scopes;

@@ -38,7 +38,7 @@ impl Authority {
 }
 
 /// Two authorities, and of each a server on loopback and a client.
-fn certificates() -> Place {
+pub(super) fn certificates() -> Place {
     let place = Place::new();
     for name in ["ours", "other"] {
         let authority = Authority::new(&place, name);
