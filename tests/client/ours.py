@@ -1,4 +1,4 @@
-"""Our client, through our rendezvous to the client's own executor, which repeats no frame: what a cut loses the session brings back."""
+"""Our client, through our rendezvous to its own executor, which repeats no frame: what a cut loses the session brings back."""
 
 import os
 import subprocess

@@ -43,13 +43,18 @@ def a_cut_record_of_output_is_not_lost(scenario):
 
 @runs
 def a_cut_in_much_output_ends_no_command(scenario):
-    def script():
-        (output,) = yield [call("exec_command", cmd="seq 1 400000; echo the end", yield_time_ms=30_000)]
+    scenario.gate()
+
+    def script(sender):
+        (output,) = yield [call("exec_command", cmd="read -r go < gate; seq 1 400000; echo the end", yield_time_ms=250)]
+        session = session_of(output)
+        scenario.cut(sender, long_record)
+        scenario.open_gate()
+        (output,) = yield [call("write_stdin", session_id=session, chars="", yield_time_ms=30_000)]
         holds(exited(output, 0), "the end\n")
 
     for sender in ("server", "executor"):
-        scenario.cut(sender, long_record)
-        scenario.turn(script(), cuts=1)
+        scenario.turn(script(sender), cuts=1)
 
 
 @runs
