@@ -1,12 +1,12 @@
 //! What a server holds while nothing happens: memory by session and by process, as the kernel counts it.
 
-use crate::{connect, sandbox};
-use portcullis_client::{ExecServerClient, Token};
-use portcullis_protocol::path::{AbsolutePath, WirePath};
-use portcullis_protocol::process::StartParams;
-use std::error::Error;
+use crate::Failure;
+use crate::ground::Ground;
+use crate::rows::start;
+use crate::server::Server;
+use crate::wire::{Acks, Wire};
+use serde_json::Value;
 use std::io::{self, Write as _};
-use std::path::Path;
 
 /// A server and its children at one moment.
 #[derive(Debug, Clone, Copy, Default)]
@@ -19,69 +19,58 @@ struct Footprint {
     processes: u64,
 }
 
-/// Prints what sessions and processes add to the server of this process id.
-pub(crate) async fn run(url: &str, token: Option<Token>, pid: u32, count: u32) -> Result<(), Box<dyn Error>> {
-    let place = tempfile::Builder::new().prefix("portcullis-bench-").tempdir_in("/var/tmp")?;
+/// Prints what sessions and processes add to each server.
+pub(crate) fn run(servers: &[Server], ground: &Ground, count: u32) -> Result<(), Failure> {
     let mut out = io::stdout();
-    let header = ["", "server kB each", "children kB each", "processes each"];
-    writeln!(out, "{:<34}{:>16}{:>18}{:>16}", header[0], header[1], header[2], header[3])?;
-    let (mut clients, mut tasks) = (Vec::new(), Vec::new());
-    let mut before = settled(pid)?;
-    for name in ["the first session", "a session, attached"] {
-        let many = if clients.is_empty() { 1 } else { count };
-        for _one in 0..many {
-            let (client, task) = connect(url, token.clone()).await?;
-            clients.push(client);
-            tasks.push(task);
+    writeln!(out, "| each of {count}, idle | server, kB | its children, kB | OS processes |")?;
+    writeln!(out, "|---|---|---|---|")?;
+    for server in servers {
+        let pid = server.pid.ok_or("what a server holds is asked of its own process: give a command")?;
+        let mut before = settled(pid)?;
+        let mut wires = Vec::new();
+        for name in ["the first session", "a session, attached"] {
+            let many = if wires.is_empty() { 1 } else { count };
+            for _one in 0..many {
+                wires.push(Wire::connect(&server.address, Acks::Ordinary)?);
+            }
+            before = row(&mut out, &server.name, name, before, pid, many)?;
         }
-        before = row(&mut out, name, before, pid, many)?;
-    }
-    let first = clients.first().cloned().ok_or("no client")?;
-    for (name, confined) in [("a plain process", false), ("a process, read-only", true)] {
-        start(&first, place.path(), &format!("warm {name}"), confined).await?;
-        before = settled(pid)?;
-        for nth in 0..count {
-            start(&first, place.path(), &format!("{nth} {name}"), confined).await?;
+        for (name, sandbox) in [("a process", Value::Null), ("a sandboxed process", ground.workspace_write())] {
+            let wire = wires.first_mut().ok_or("no connection")?;
+            for nth in 0..=count {
+                if nth == 1 {
+                    // The first brings what is made once.
+                    before = settled(pid)?;
+                }
+                let start = start(&format!("{nth} {name}"), &["/bin/sleep", "600"], ground, &sandbox, false, false);
+                wire.call("process/start", &start)?;
+            }
+            before = row(&mut out, &server.name, name, before, pid, count)?;
         }
-        before = row(&mut out, name, before, pid, count)?;
-    }
-    drop(clients.drain(1..));
-    for task in tasks.drain(1..) {
-        task.await?;
-    }
-    row(&mut out, "a session, detached instead", before, pid, count)?;
-    drop((clients, first));
-    for task in tasks {
-        task.await?;
+        for wire in wires {
+            wire.cut()?;
+        }
     }
     Ok(())
 }
 
-async fn start(client: &ExecServerClient, place: &Path, id: &str, confined: bool) -> Result<(), Box<dyn Error>> {
-    let argv = vec!["/bin/sleep".to_owned(), "600".to_owned()];
-    let mut params = StartParams::new(id, argv, WirePath::Local(AbsolutePath::new(place)?));
-    if confined {
-        params.sandbox = Some(serde_json::value::to_raw_value(&sandbox(place, "root", "read"))?);
-    }
-    client.start(&params).await?;
-    Ok(())
-}
-
-fn row(out: &mut impl io::Write, name: &str, before: Footprint, pid: u32, count: u32) -> Result<Footprint, Box<dyn Error>> {
+fn row(
+    out: &mut impl io::Write,
+    server: &str,
+    name: &str,
+    before: Footprint,
+    pid: u32,
+    count: u32,
+) -> Result<Footprint, Failure> {
     let after = settled(pid)?;
-    let each = |before: u64, after: u64| {
-        let (before, after) = (i64::try_from(before).unwrap_or(i64::MAX), i64::try_from(after).unwrap_or(i64::MAX));
-        // Tenths, by integers.
-        let tenths = (after - before) * 10 / i64::from(count);
-        format!("{}{}.{}", if tenths < 0 { "-" } else { "" }, tenths.abs() / 10, tenths.abs() % 10)
-    };
-    let (server, children) = (each(before.server, after.server), each(before.children, after.children));
-    writeln!(out, "{name:<34}{server:>16}{children:>18}{:>16}", each(before.processes, after.processes))?;
+    let each = |before: u64, after: u64| format!("{:.1}", (after as f64 - before as f64) / f64::from(count));
+    let (own, children) = (each(before.server, after.server), each(before.children, after.children));
+    writeln!(out, "| {server}: {name} | {own} | {children} | {} |", each(before.processes, after.processes))?;
     Ok(after)
 }
 
 /// The footprint once it does not change any more.
-fn settled(pid: u32) -> Result<Footprint, Box<dyn Error>> {
+fn settled(pid: u32) -> Result<Footprint, Failure> {
     let mut last = footprint(pid)?;
     for _try in 0..50 {
         std::thread::sleep(std::time::Duration::from_millis(100));
@@ -94,7 +83,7 @@ fn settled(pid: u32) -> Result<Footprint, Box<dyn Error>> {
     Ok(last)
 }
 
-fn footprint(pid: u32) -> Result<Footprint, Box<dyn Error>> {
+fn footprint(pid: u32) -> Result<Footprint, Failure> {
     let mut sum = Footprint { server: proportional(pid)?, ..Footprint::default() };
     let mut below = children(pid);
     while let Some(child) = below.pop() {
@@ -106,9 +95,24 @@ fn footprint(pid: u32) -> Result<Footprint, Box<dyn Error>> {
     Ok(sum)
 }
 
-pub(crate) fn proportional(pid: u32) -> Result<u64, Box<dyn Error>> {
+/// KiB of the resident set of a process and of all below it.
+pub(crate) fn resident(pid: u32) -> Result<u64, Failure> {
+    let mut sum = of_rollup(pid, "Rss:")?;
+    let mut below = children(pid);
+    while let Some(child) = below.pop() {
+        sum += of_rollup(child, "Rss:").unwrap_or(0);
+        below.extend(children(child));
+    }
+    Ok(sum)
+}
+
+pub(crate) fn proportional(pid: u32) -> Result<u64, Failure> {
+    of_rollup(pid, "Pss:")
+}
+
+fn of_rollup(pid: u32, key: &str) -> Result<u64, Failure> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
-    let line = text.lines().find_map(|line| line.strip_prefix("Pss:")).ok_or("no Pss in smaps_rollup")?;
+    let line = text.lines().find_map(|line| line.strip_prefix(key)).ok_or_else(|| format!("no {key} in smaps_rollup"))?;
     Ok(line.trim().trim_end_matches(" kB").parse()?)
 }
 

@@ -1,193 +1,213 @@
-//! Benchmarks: what a call costs over a socket, for one server or for several interleaved (A B A B …), so that whatever else
-//! the machine does falls on all alike.
+//! Benchmarks: what calls cost over a socket, for one server or for several interleaved (A B A B …), so that whatever else the
+//! machine does falls on all alike; what idle sessions and processes hold; how cost grows; what loads do.
 //!
-//! `portcullis serve` in one place, then `cargo run --release -p portcullis-bench -- --url ws://127.0.0.1:PORT`; a second
-//! `--url` adds a column. A server that asks for a token is started with `--token-file FILE`, and so is this. It prints minimum, median and 99th percentile in milliseconds, and asserts nothing about them.
+//! ```text
+//! portcullis-bench --server 'ours=PATH/portcullis serve --insecure-no-auth --listen ws://127.0.0.1:0' [--server OTHER=…]
+//! ```
+//!
+//! A server is a command, which is started and ended here, or the URL of one that runs on this machine. The tables are Markdown; in
+//! them a ratio says how many times better the first server is than the second. Nothing is asserted.
 
+mod ground;
 mod idle;
 mod load;
+mod machine;
+mod plot;
+mod rows;
+mod scale;
+mod server;
+mod table;
+mod wire;
 
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
 use clap::Parser;
-use portcullis_client::{ExecServerClient, ExecServerClientConnectOptions, ProcessEvent, Token};
-use portcullis_protocol::path::{AbsolutePath, WirePath};
-use portcullis_protocol::process::StartParams;
-use serde_json::{Value, json};
+use ground::Ground;
+use machine::Machine;
+use portcullis_client::{ExecServerClient, ExecServerClientConnectOptions, Token};
+use rows::{Row, Side};
+use serde_json::json;
+use server::{Server, Source};
 use std::error::Error;
 use std::io::{self, Write as _};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
+use table::{Line, figure};
 use tokio::task::JoinHandle;
+use wire::Acks;
+
+/// Why a run was given up.
+pub(crate) type Failure = Box<dyn Error>;
 
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// A server that runs on this machine; may be repeated.
-    #[arg(long, required = true)]
-    url: Vec<String>,
-    /// A file with the token that a server asks for; may be repeated, in the order of the URLs. Servers behind the last one are
+    /// A server: a name, and its URL or the command that starts it and prints its URL. May be repeated.
+    #[arg(long, value_name = "NAME=URL|COMMAND", required_unless_present = "emit")]
+    server: Vec<Source>,
+    /// A file with the token that a server asks for; may be repeated, in the order of the servers. Those behind the last one are
     /// given none.
     #[arg(long, value_name = "FILE")]
     token_file: Vec<PathBuf>,
-    /// Rounds of each row.
-    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
-    rounds: u32,
-    /// Say instead what so many idle sessions and processes cost the first server, whose process id is --pid.
-    #[arg(long, requires = "pid")]
+    /// Measure the rows whose names contain this only; may be repeated.
+    #[arg(long, value_name = "TEXT")]
+    only: Vec<String>,
+    /// So many percent of each row's rounds, one at least.
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    percent: u32,
+    /// Measure each row a second time by a client that acknowledges at once.
+    #[arg(long)]
+    acks: bool,
+    /// Write the figures here too, as JSON.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Say instead what so many idle sessions and processes cost each server, which must be commands.
+    #[arg(long, value_name = "N")]
     idle: Option<u32>,
-    /// The process id of the first server.
+    /// Say instead how cost grows with sessions, entries, policies and bytes, and draw it into this directory.
+    #[arg(long, value_name = "DIR")]
+    scale: Option<PathBuf>,
+    /// The process id of the first server, if it is a URL, for the loads.
     #[arg(long)]
     pid: Option<u32>,
     #[command(flatten)]
     loads: load::Loads,
+    /// Write so many MiB a second to standard output instead: what a row runs.
+    #[arg(long, hide = true)]
+    emit: Option<u32>,
+    /// For so long.
+    #[arg(long, hide = true, default_value_t = 3)]
+    seconds: u32,
 }
 
-/// What a row does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Row {
-    Status,
-    Metadata,
-    Read { bytes: usize, confined: bool },
-    Write { bytes: usize, confined: bool },
-    Spawn { confined: bool },
-}
-
-const ROWS: [(&str, Row); 10] = [
-    ("environment/status", Row::Status),
-    ("fs/getMetadata", Row::Metadata),
-    ("fs/readFile 1 KiB", Row::Read { bytes: 1 << 10, confined: false }),
-    ("fs/readFile 1 KiB, reads restricted", Row::Read { bytes: 1 << 10, confined: true }),
-    ("fs/readFile 1 MiB", Row::Read { bytes: 1 << 20, confined: false }),
-    ("fs/writeFile 1 KiB", Row::Write { bytes: 1 << 10, confined: false }),
-    ("fs/writeFile 1 KiB, workspace-write", Row::Write { bytes: 1 << 10, confined: true }),
-    ("fs/writeFile 1 MiB", Row::Write { bytes: 1 << 20, confined: false }),
-    ("true, start to close", Row::Spawn { confined: false }),
-    ("true, start to close, read-only", Row::Spawn { confined: true }),
-];
-
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> Result<(), Failure> {
     let arguments = Arguments::parse();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    match (arguments.idle, arguments.pid, arguments.url.first()) {
-        (Some(count), Some(pid), Some(url)) => runtime.block_on(idle::run(url, token(&arguments, 0)?, pid, count.max(1))),
-        (None, Some(pid), Some(url)) if !arguments.loads.is_empty() => {
-            runtime.block_on(load::run(url, token(&arguments, 0)?, pid, &arguments.loads))
-        }
-        _ => runtime.block_on(run(&arguments)),
+    if let Some(rate) = arguments.emit {
+        return emit(rate, arguments.seconds);
     }
+    if arguments.loads.is_empty() {
+        return measure(&arguments);
+    }
+    let first = arguments.server.first().ok_or("no server")?;
+    let (server, _taken) = first.open(token(&arguments, 0)?)?;
+    let pid = server.pid.or(arguments.pid).ok_or("--pid is needed for a server that runs already")?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let token = server.address.token.clone().map(Token::new);
+    runtime.block_on(load::run(&server.address.url, token, pid, &arguments.loads))
 }
 
-async fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
-    // Outside of /tmp, which policies may grant as such.
-    let place = tempfile::Builder::new().prefix("portcullis-bench-").tempdir_in("/var/tmp")?;
-    for bytes in [1_usize << 10, 1 << 20] {
-        std::fs::write(place.path().join(format!("read-{bytes}")), vec![b'x'; bytes])?;
-    }
-    let (mut servers, mut tasks) = (Vec::new(), Vec::new());
-    for (nth, url) in arguments.url.iter().enumerate() {
-        let (client, task) = connect(url, token(arguments, nth)?).await?;
-        servers.push(Server { client, starts: 0 });
-        tasks.push(task);
-    }
+fn measure(arguments: &Arguments) -> Result<(), Failure> {
+    let ground = Ground::new()?;
     let mut out = io::stdout();
-    writeln!(out, "{:<38} {}", "milliseconds", arguments.url.iter().map(|url| format!("{url:>30}")).collect::<String>())?;
-    for (name, row) in ROWS {
-        let mut times = vec![Vec::new(); servers.len()];
-        for _round in 0..arguments.rounds {
-            for (server, times) in servers.iter_mut().zip(&mut times) {
-                times.push(server.time(row, place.path()).await?);
+    let mut servers = Vec::new();
+    let mut facts = Vec::new();
+    for (nth, source) in arguments.server.iter().enumerate() {
+        let (server, fact) = begin(source, token(arguments, nth)?)?;
+        if let Some(fact) = fact {
+            writeln!(out, "{fact}")?;
+            facts.push(json!({"server": server.name, "fact": fact}));
+        }
+        servers.push(server);
+    }
+    writeln!(out)?;
+    if let Some(count) = arguments.idle {
+        return idle::run(&servers, &ground, count.max(1));
+    }
+    if let Some(directory) = &arguments.scale {
+        return scale::run(&servers, &ground, directory);
+    }
+    let names: Vec<String> = servers.iter().map(|server| server.name.clone()).collect();
+    writeln!(out, "{}", table::heading(&names, arguments.acks))?;
+    let mut machine = Machine::new()?;
+    let mut lines = Vec::new();
+    for row in rows::all() {
+        if arguments.only.is_empty() || arguments.only.iter().any(|text| row.name.contains(text.as_str())) {
+            let line = run(row, &servers, &ground, &mut machine, arguments)?;
+            writeln!(out, "{}", line.text(servers.len()))?;
+            lines.push(line.json(&names));
+        }
+    }
+    arguments.json.as_ref().map_or(Ok(()), |path| table::save(path, &lines, &facts))
+}
+
+/// One row, the servers in turn.
+fn run(row: Row, servers: &[Server], ground: &Ground, machine: &mut Machine, arguments: &Arguments) -> Result<Line, Failure> {
+    let mut sides = Vec::new();
+    for acks in if arguments.acks { &[Acks::Ordinary, Acks::AtOnce][..] } else { &[Acks::Ordinary] } {
+        for server in servers {
+            sides.push(Side::open(&server.address, *acks)?);
+        }
+    }
+    let rounds = (row.rounds * arguments.percent / 100).max(1);
+    let (mut columns, mut limit) = (vec![Vec::new(); sides.len()], Vec::new());
+    // The first is not counted, where there are many: what is made once is not what is looked for.
+    for round in 0..rounds + u32::from(rounds > 3) {
+        let counts = round > 0 || rounds <= 3;
+        for (nth, side) in sides.iter_mut().enumerate() {
+            let failed = |error| format!("{} of {}: {error}", row.name, servers[nth % servers.len()].name);
+            let taken = (row.measure)(side, ground).map_err(failed)?;
+            if counts {
+                columns[nth].push(taken);
             }
         }
-        let columns: String = times.into_iter().map(summary).collect();
-        writeln!(out, "{name:<38} {columns}")?;
+        if let Some((_, measure)) = row.limit
+            && counts
+        {
+            limit.push(measure(machine, ground)?);
+        }
     }
-    drop(servers);
-    for task in tasks {
-        task.await?;
+    Ok(Line { row, columns, limit })
+}
+
+/// Starts a server; several times, if it is a command, to say how long that takes.
+fn begin(source: &Source, token: Option<String>) -> Result<(Server, Option<String>), Failure> {
+    const STARTS: usize = 10;
+    if !source.is_command() {
+        return Ok((source.open(token)?.0, None));
     }
-    Ok(())
+    let mut times = Vec::new();
+    for _start in 0..STARTS {
+        let (_server, taken) = source.open(token.clone())?;
+        times.push(taken.as_secs_f64() * 1000.0);
+    }
+    let server = source.open(token)?.0;
+    let summary = table::Summary::of(&times).ok_or("nothing was measured")?;
+    // Until what it does behind its first line has settled.
+    std::thread::sleep(Duration::from_millis(500));
+    let rss = server.pid.and_then(|pid| idle::resident(pid).ok()).unwrap_or_default();
+    let fact = format!(
+        "{}: listens after {} ms (median of {}; {} at least), then {} MiB resident with what it started, {} MB on disk",
+        source.name,
+        figure(summary.median),
+        summary.rounds,
+        figure(summary.min),
+        figure(rss as f64 / 1024.0),
+        figure(source.program_bytes().unwrap_or_default() as f64 / 1e6),
+    );
+    Ok((server, Some(fact)))
 }
 
 /// The token of a server, if there is a file for it.
-fn token(arguments: &Arguments, nth: usize) -> Result<Option<Token>, Box<dyn Error>> {
+fn token(arguments: &Arguments, nth: usize) -> Result<Option<String>, Failure> {
     let Some(path) = arguments.token_file.get(nth) else { return Ok(None) };
     let text = std::fs::read_to_string(path).map_err(|error| format!("--token-file {}: {error}", path.display()))?;
-    Ok(Some(Token::new(text.trim())))
+    Ok(Some(text.trim().to_owned()))
 }
 
-async fn connect(url: &str, token: Option<Token>) -> Result<(ExecServerClient, JoinHandle<()>), Box<dyn Error>> {
+async fn connect(url: &str, token: Option<Token>) -> Result<(ExecServerClient, JoinHandle<()>), Failure> {
     let mut options = ExecServerClientConnectOptions::new(url, "bench");
     options.token = token;
     Ok(ExecServerClient::connect(&options).await?)
 }
 
-/// Minimum, median, 99th percentile.
-fn summary(mut times: Vec<Duration>) -> String {
-    times.sort_unstable();
-    let at = |part: usize| times[(times.len() - 1) * part / 100].as_secs_f64() * 1000.0;
-    format!("{:>10.3}{:>10.3}{:>10.3}", at(0), at(50), at(99))
-}
-
-struct Server {
-    client: ExecServerClient,
-    starts: u64,
-}
-
-impl Server {
-    async fn time(&mut self, row: Row, place: &Path) -> Result<Duration, Box<dyn Error>> {
-        let uri = |name: &str| AbsolutePath::new(place.join(name)).map(|path| path.to_uri());
-        let call = |method: &'static str, params: Value| {
-            let client = self.client.clone();
-            async move {
-                let begin = Instant::now();
-                client.call::<Value>(method, &params).await?;
-                Ok::<_, Box<dyn Error>>(begin.elapsed())
-            }
-        };
-        match row {
-            Row::Status => call("environment/status", json!({})).await,
-            Row::Metadata => call("fs/getMetadata", json!({"path": uri("read-1024")?})).await,
-            Row::Read { bytes, confined } => {
-                let params = json!({"path": uri(&format!("read-{bytes}"))?, "sandbox": confined.then(|| sandbox(place, "project_roots", "read"))});
-                call("fs/readFile", params).await
-            }
-            Row::Write { bytes, confined } => {
-                let content = STANDARD.encode(vec![b'y'; bytes]);
-                let sandbox = confined.then(|| sandbox(place, "project_roots", "write"));
-                call("fs/writeFile", json!({"path": uri("written")?, "dataBase64": content, "sandbox": sandbox})).await
-            }
-            Row::Spawn { confined } => self.spawn(place, confined).await,
-        }
+/// Writes at a rate.
+fn emit(rate: u32, seconds: u32) -> Result<(), Failure> {
+    /// Writes a second.
+    const TICKS: u32 = 64;
+    let (block, begun) = (vec![b'e'; (rate as usize) * (1 << 20) / TICKS as usize], Instant::now());
+    let mut out = io::stdout();
+    for tick in 0..seconds * TICKS {
+        out.write_all(&block)?;
+        out.flush()?;
+        let due = Duration::from_secs(1) * (tick + 1) / TICKS;
+        std::thread::sleep(due.saturating_sub(begun.elapsed()));
     }
-
-    async fn spawn(&mut self, place: &Path, confined: bool) -> Result<Duration, Box<dyn Error>> {
-        self.starts += 1;
-        let cwd = WirePath::Local(AbsolutePath::new(place)?);
-        let mut params = StartParams::new(format!("p{}", self.starts), vec!["/bin/true".to_owned()], cwd);
-        if confined {
-            params.sandbox = Some(serde_json::value::to_raw_value(&sandbox(place, "root", "read"))?);
-        }
-        let begin = Instant::now();
-        let mut process = self.client.start(&params).await?;
-        while let Some(event) = process.event().await {
-            if let ProcessEvent::Exited { code, .. } = event
-                && code != 0
-            {
-                return Err(format!("/bin/true ended with {code}").into());
-            }
-        }
-        Ok(begin.elapsed())
-    }
-}
-
-/// A profile in the spelling that every server of this wire knows: what programs need, and one entry.
-fn sandbox(place: &Path, kind: &str, access: &str) -> Value {
-    let entry = |kind: &str, access: &str| json!({"path": {"type": "special", "value": {"kind": kind}}, "access": access});
-    // As a URI: other servers take no native paths.
-    let place = AbsolutePath::new(place).map(|path| path.to_uri()).unwrap_or_default();
-    json!({
-        "permissions": {"type": "managed", "network": "restricted",
-            "file_system": {"type": "restricted", "entries": [entry("minimal", "read"), entry(kind, access)]}},
-        "cwd": place, "workspaceRoots": [place], "windowsSandboxLevel": "disabled",
-    })
+    Ok(())
 }

@@ -3,6 +3,7 @@
 use crate::limits::Limits;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use portcullis::DEFAULT_LISTEN_URL;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 /// The gateway that agent workspaces run on: files and commands over JSON-RPC, each request confined by the kernel.
@@ -20,6 +21,9 @@ pub(crate) enum Command {
     /// Be the place where executors (`serve --remote`) and their clients (`exec --remote`) meet, until SIGINT or SIGTERM. Standard
     /// output carries one line, the URL for both. What passes is encrypted from end to end.
     Rendezvous(Rendezvous),
+    /// Register at a registry as the executor of an environment, and pass each of its clients on to a WebSocket server that this machine
+    /// reaches, until SIGINT or SIGTERM. No credential is added on the way.
+    Forward(Box<Forward>),
     /// Run one command, confined, and return its exit status; 125 if it could not be run. Standard input goes to it.
     Exec(Exec),
     /// Say what a policy allows of paths, why, and what would allow more. Nothing is confined, opened or changed.
@@ -58,7 +62,7 @@ pub(crate) struct Serve {
     #[arg(long, value_name = "URL", default_value = DEFAULT_LISTEN_URL)]
     pub(crate) listen: String,
     /// Listen nowhere: register at this registry, https://HOST or http:// on loopback, and serve whoever it lets in. Its token is in
-    /// PORTCULLIS_EXECUTOR_TOKEN or CODEX_API_KEY, or comes with --registration-bearer-stdin.
+    /// PORTCULLIS_EXECUTOR_TOKEN or CODEX_API_KEY, or comes with one of the next options.
     #[arg(long, value_name = "URL", requires = "environment_id", conflicts_with = "listen")]
     pub(crate) remote: Option<String>,
     /// With --remote: the environment to serve.
@@ -67,12 +71,11 @@ pub(crate) struct Serve {
     /// With --remote: a name for people. It stays here.
     #[arg(long, value_name = "TEXT", requires = "remote")]
     pub(crate) name: Option<String>,
-    /// With --remote: read the registry's token from standard input, to its end.
-    #[arg(long, requires = "remote")]
-    pub(crate) registration_bearer_stdin: bool,
-    /// With --remote: a host that an API key may be shown to, beside openai.com, openai.org and this machine; may be repeated.
-    #[arg(long, value_name = "HOST", requires = "remote")]
-    pub(crate) remote_allow_host: Vec<String>,
+    /// With --remote: serve /livez, /readyz and /metrics at IP:PORT, a loopback address. /readyz is 200 while the rendezvous is reached.
+    #[arg(long, value_name = "IP:PORT", requires = "remote")]
+    pub(crate) health_listen: Option<SocketAddr>,
+    #[command(flatten)]
+    pub(crate) registration: Registration,
     #[command(flatten)]
     pub(crate) auth: Auth,
     /// A name that the Host of a request may have, beside addresses and localhost; may be repeated.
@@ -113,6 +116,55 @@ pub(crate) struct Serve {
     pub(crate) config: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) limits: Limits,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Forward {
+    /// Where clients are passed on to: ws://HOST:PORT or wss://HOST:PORT, with a path if need be.
+    #[arg(long, value_name = "URL")]
+    pub(crate) connect: String,
+    /// The registry, https://HOST or http:// on loopback. Its token is in PORTCULLIS_EXECUTOR_TOKEN or CODEX_API_KEY, or comes with one
+    /// of the next options.
+    #[arg(long, value_name = "URL")]
+    pub(crate) remote: String,
+    /// The environment.
+    #[arg(long, value_name = "ID")]
+    pub(crate) environment_id: String,
+    #[command(flatten)]
+    pub(crate) registration: Registration,
+    /// With wss://: believe destinations whose certificate descends from one of these (PEM), instead of those that this machine believes.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tls_ca: Option<PathBuf>,
+    /// With wss://: show this chain of certificates (PEM), where the destination asks for one.
+    #[arg(long, value_name = "FILE", requires_all = ["tls_ca", "tls_key"])]
+    pub(crate) tls_cert: Option<PathBuf>,
+    /// The key of --tls-cert (PEM).
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub(crate) tls_key: Option<PathBuf>,
+}
+
+/// What a registry is shown.
+#[derive(Debug, Args)]
+pub(crate) struct Registration {
+    /// With --remote: read the registry's token from the first line of standard input.
+    #[arg(long, requires = "remote", conflicts_with_all = ["registration_token_file", "auth_file", "use_agent_identity_auth"])]
+    pub(crate) registration_bearer_stdin: bool,
+    /// With --remote: a file with the registry's token, which is read again for every request, so that it can be replaced. Only its
+    /// owner may read it.
+    #[arg(long, value_name = "FILE", requires = "remote", conflicts_with_all = ["auth_file", "use_agent_identity_auth"])]
+    pub(crate) registration_token_file: Option<PathBuf>,
+    /// With --remote: the file of a sign-in, such as $CODEX_HOME/auth.json, likewise.
+    #[arg(long, value_name = "FILE", requires = "remote", conflicts_with = "use_agent_identity_auth")]
+    pub(crate) auth_file: Option<PathBuf>,
+    /// With --remote: refused, and says why. For programs that embed the gateway.
+    #[arg(long, requires = "remote")]
+    pub(crate) use_agent_identity_auth: bool,
+    /// With --remote: end once standard input does, as with SIGTERM. Also with CODEX_EXEC_SERVER_EXIT_ON_STDIN_CLOSE=1.
+    #[arg(long, requires = "remote")]
+    pub(crate) exit_on_stdin_close: bool,
+    /// With --remote: a host that an API key may be shown to, beside openai.com, openai.org and this machine; may be repeated.
+    #[arg(long, value_name = "HOST", requires = "remote")]
+    pub(crate) remote_allow_host: Vec<String>,
 }
 
 #[derive(Debug, Args)]
@@ -226,6 +278,13 @@ pub(crate) struct Exec {
     /// A registry, https://HOST or http:// on loopback, where --environment-id is registered.
     #[arg(long, value_name = "URL", requires = "environment_id", conflicts_with_all = ["url", "allow_unprotected_metadata"])]
     pub(crate) remote: Option<String>,
+    /// An environment by its name: one of the file of --environments, `remote` of CODEX_EXEC_SERVER_NOISE_… or CODEX_EXEC_SERVER_URL, or
+    /// `local`. Without this those variables change nothing.
+    #[arg(long, value_name = "ID", conflicts_with_all = ["url", "remote", "allow_unprotected_metadata"])]
+    pub(crate) environment: Option<String>,
+    /// The file (TOML) with environments [default: environments.toml in CODEX_HOME].
+    #[arg(long, value_name = "FILE", requires = "environment")]
+    pub(crate) environments: Option<PathBuf>,
     /// With --remote: the environment.
     #[arg(long, value_name = "ID", requires = "remote")]
     pub(crate) environment_id: Option<String>,

@@ -57,13 +57,9 @@ pub(crate) fn tls(flags: &Auth) -> Result<Option<portcullis::Tls>, Failure> {
 }
 
 /// Whom to believe at a URL, and what to show there.
-pub(crate) fn client_tls(options: &Exec) -> Result<Option<portcullis::client::Tls>, Failure> {
+pub(crate) fn client_tls(options: &Exec, url: &str) -> Result<Option<portcullis::client::Tls>, Failure> {
     let Some(ca) = &options.tls_ca else { return Ok(None) };
-    let is_secure = match (&options.url, &options.remote) {
-        (Some(url), _) => url.starts_with("wss://"),
-        (None, remote) => remote.as_ref().is_some_and(|remote| remote.starts_with("https://")),
-    };
-    if !is_secure {
+    if !url.starts_with("wss://") && !url.starts_with("https://") {
         return Err("--tls-ca is for wss:// and https:// URLs, and does nothing here".into());
     }
     let own = options.tls_cert.as_deref().zip(options.tls_key.as_deref());

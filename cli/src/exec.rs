@@ -3,6 +3,7 @@
 use crate::Failure;
 use crate::args::Exec;
 use crate::credential;
+use crate::environment;
 use crate::policy;
 use crate::remote;
 use crate::terminal::{self, RawMode};
@@ -35,10 +36,17 @@ const END_OF_INPUT: u8 = 4;
 /// Runs the command and returns its exit status.
 pub(crate) async fn run(options: &Exec) -> Result<ExitCode, Failure> {
     let params = start_params(options)?;
+    if let Some(id) = options.environment.as_deref().filter(|id| *id != "local") {
+        let reached = environment::reach(&environment::named(id, options)?, options).await?;
+        let done = start_and_follow(&reached.client, &params).await;
+        reached.end().await?;
+        return done;
+    }
     if let Some(url) = &options.remote {
         let connect = remote::connect(url, options)?;
         let (client, task) = ExecServerClient::connect(&connect).await?;
-        let done = start_and_follow(client, &params).await;
+        let done = start_and_follow(&client, &params).await;
+        drop(client);
         task.await?;
         return done;
     }
@@ -49,9 +57,10 @@ pub(crate) async fn run(options: &Exec) -> Result<ExitCode, Failure> {
         let (url, token) = credential::of_server(url, options.token_file.as_deref())?;
         let mut connect = ExecServerClientConnectOptions::new(&url, "portcullis exec");
         connect.token = token;
-        connect.tls = credential::client_tls(options)?;
+        connect.tls = credential::client_tls(options, &url)?;
         let (client, task) = ExecServerClient::connect(&connect).await?;
-        let done = start_and_follow(client, &params).await;
+        let done = start_and_follow(&client, &params).await;
+        drop(client);
         task.await?;
         return done;
     }
@@ -60,7 +69,8 @@ pub(crate) async fn run(options: &Exec) -> Result<ExitCode, Failure> {
     let gateway = Gateway::start(config).await?;
     match portcullis::connect(&gateway, "portcullis exec").await {
         Ok((client, task)) => {
-            let done = start_and_follow(client, &params).await;
+            let done = start_and_follow(&client, &params).await;
+            drop(client);
             gateway.shutdown().await;
             task.await?;
             done
@@ -72,7 +82,7 @@ pub(crate) async fn run(options: &Exec) -> Result<ExitCode, Failure> {
     }
 }
 
-async fn start_and_follow(client: ExecServerClient, params: &StartParams) -> Result<ExitCode, Failure> {
+async fn start_and_follow(client: &ExecServerClient, params: &StartParams) -> Result<ExitCode, Failure> {
     let mut process = client.start(params).await.inspect_err(|error| {
         if let ExecServerError::Server(error) = error {
             tell(&Denials { list: error.denials(), more: 0 });

@@ -8,13 +8,12 @@ pub use portcullis_client as client;
 pub use portcullis_gateway::{
     AuditError, AuditFault, AuditFile, Config, Credential, DEFAULT_LISTEN_URL, EgressRule, EgressRuleError,
     ExecServerListenUrlParseError, ExecServerRuntimePaths, Gateway, LIMITS, Limit, LimitError, Link, LinkEnd, ListenError,
-    ListenUrl, Outgoing, ProcessTimes, RegistryToken, RemoteEnvironmentConfig, RemoteError, SecretTooShort, SignError,
-    SignedBearer, StartError, Tls, TlsError, Transport, Unit, Verified, run_main, run_remote_environment, serve, token_path,
-    verify_audit,
+    ListenUrl, Outgoing, ProcessTimes, RemoteEnvironmentConfig, RemoteError, SecretTooShort, SignError, SignedBearer, StartError,
+    Tls, TlsError, Transport, Unit, Verified, run_forward, run_main, run_remote_environment, serve, token_path, verify_audit,
 };
 pub use portcullis_helpers::dispatch;
 pub use portcullis_protocol as protocol;
-pub use portcullis_relay::rendezvous;
+pub use portcullis_relay::{credentials, rendezvous};
 pub use portcullis_sandbox as sandbox;
 
 mod link;

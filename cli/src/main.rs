@@ -4,8 +4,10 @@ mod args;
 mod audit;
 mod credential;
 mod doctor;
+mod environment;
 mod exec;
 mod explain;
+mod forward;
 mod limits;
 mod policy;
 mod remote;
@@ -86,6 +88,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
             options.limits.apply(&mut config)?;
             config.credential = credential::from_flags(&options.auth)?;
             config.hidden = credential::files(&options.auth);
+            config.hidden.extend(remote::files(&options.registration));
             config.tls = credential::tls(&options.auth)?;
             config.allowed_hosts.clone_from(&options.allow_host);
             config.allow_unprotected_metadata = options.allow_unprotected_metadata;
@@ -108,6 +111,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
                 .map_err(Failure::from)
         }
         Command::Rendezvous(options) => runtime.block_on(rendezvous::run(&options)).map(|()| ExitCode::SUCCESS),
+        Command::Forward(options) => runtime.block_on(forward::run(&options)).map(|()| ExitCode::SUCCESS),
         Command::Exec(options) => runtime.block_on(exec::run(&options)),
         Command::Doctor(options) => runtime.block_on(doctor::run(options.json)),
         Command::Explain(_) | Command::Token(_) | Command::Audit(_) => Ok(ExitCode::SUCCESS),

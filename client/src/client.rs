@@ -257,7 +257,7 @@ impl ExecServerClient {
 fn dialler(options: &ExecServerClientConnectOptions) -> Result<Dialler, ExecServerError> {
     if let Some(remote) = &options.remote {
         let failed = |reason| ExecServerError::Connect { url: remote.base_url.clone(), reason };
-        return Way::new(remote, options.tls.as_ref()).map(Dialler::Relay).map_err(failed);
+        return Way::new(remote, options.account.as_deref(), options.tls.as_ref()).map(Dialler::Relay).map_err(failed);
     }
     let ExecServerClientConnectOptions { url, token, tls, silence_timeout: silence, .. } = options.clone();
     Ok(Dialler::Url { url, token, tls, silence })

@@ -12,6 +12,7 @@
 
 mod client;
 mod dial;
+mod environments;
 mod error;
 mod files;
 mod http;
@@ -26,6 +27,7 @@ mod task;
 mod tls;
 
 pub use client::ExecServerClient;
+pub use environments::{Environment, EnvironmentWay, Environments, EnvironmentsError};
 pub use error::ExecServerError;
 pub use files::{FileReader, FileWriter};
 pub use http::{HttpBody, HttpHeader, HttpRequest, HttpResponse};

@@ -12,6 +12,8 @@ pub struct ExecServerClientConnectOptions {
     pub url: String,
     /// An environment that an executor serves through a rendezvous, instead of a URL.
     pub remote: Option<RemoteExecServerConnectArgs>,
+    /// With `remote`: the account that its token is for, sent as `ChatGPT-Account-ID`.
+    pub account: Option<String>,
     /// Who calls; any text.
     pub client_name: String,
     /// What the server asks of its clients, if it asks: sent as `Authorization: Bearer TOKEN`, also on the way back after a cut.
@@ -85,6 +87,7 @@ impl ExecServerClientConnectOptions {
         Self {
             url: url.into(),
             remote: None,
+            account: None,
             client_name: client_name.into(),
             token: None,
             tls: None,

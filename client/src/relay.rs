@@ -2,6 +2,7 @@
 
 use crate::options::{RemoteExecServerConnectArgs, Token};
 use crate::task::Transport;
+use portcullis_relay::credentials::Bearer;
 use portcullis_relay::fault::Fault;
 use portcullis_relay::harness::{Harness, HarnessInput, HarnessOutput};
 use portcullis_relay::keys::Identity;
@@ -33,9 +34,16 @@ pub(crate) struct Way {
 impl Way {
     /// # Errors
     /// The registry's URL, the environment or the token cannot be used, or there is no randomness.
-    pub(crate) fn new(remote: &RemoteExecServerConnectArgs, tls: Option<&crate::Tls>) -> Result<Self, String> {
+    pub(crate) fn new(
+        remote: &RemoteExecServerConnectArgs,
+        account: Option<&str>,
+        tls: Option<&crate::Tls>,
+    ) -> Result<Self, String> {
         let RemoteExecServerConnectArgs { base_url, environment_id, token } = remote;
-        let registry = Registry::new(base_url, environment_id, Token::reveal(token), tls.map(crate::Tls::config));
+        let token = Token::reveal(token);
+        let credentials = account.map_or_else(|| Bearer::new(token), |account| Bearer::of_account(token, account));
+        let credentials = Arc::new(credentials.map_err(|error| error.to_string())?);
+        let registry = Registry::with(base_url, environment_id, credentials, tls.map(crate::Tls::config));
         let identity = Identity::generate().map_err(|error| error.to_string())?;
         Ok(Self { registry: registry.map_err(|error| error.to_string())?, identity: Arc::new(identity) })
     }

@@ -68,7 +68,8 @@ impl Tls {
     }
 
     /// The same for whoever else dials.
-    pub(crate) fn config(&self) -> Arc<ClientConfig> {
+    #[must_use]
+    pub fn config(&self) -> Arc<ClientConfig> {
         Arc::clone(&self.0)
     }
 

@@ -9,6 +9,7 @@ use futures_util::FutureExt as _;
 use portcullis_protocol::rpc::{self, Id, RpcError};
 use serde::Serialize;
 use std::panic::AssertUnwindSafe;
+use std::pin::Pin;
 use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot};
 
@@ -26,7 +27,17 @@ pub(crate) struct Way {
 }
 
 /// Runs a call and sends its answer. A panic answers that call and no other.
-pub(crate) async fn carry_out(id: Id, way: Way, call: impl Future<Output = Result<Answer, RpcError>> + Send + 'static) {
+///
+/// What a call keeps takes kilobytes, and a task is moved several times while it is made: boxed, it is moved once.
+pub(crate) fn carry_out(
+    id: Id,
+    way: Way,
+    call: impl Future<Output = Result<Answer, RpcError>> + Send + 'static,
+) -> impl Future<Output = ()> + Send {
+    finish(id, way, Box::pin(call))
+}
+
+async fn finish(id: Id, way: Way, call: Pin<Box<dyn Future<Output = Result<Answer, RpcError>> + Send>>) {
     let Way { outgoing, replies, metrics, asked } = way;
     let outcome = AssertUnwindSafe(call).catch_unwind().await.unwrap_or_else(|_panic| {
         let incident = uuid::Uuid::new_v4();

@@ -11,8 +11,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What opens registries, and is for the gateway alone: no process inherits it, whatever its start asks for.
-const REGISTRY_TOKENS: [&str; 3] = ["PORTCULLIS_EXECUTOR_TOKEN", "PORTCULLIS_HARNESS_TOKEN", "CODEX_API_KEY"];
+/// What opens registries or says when the gateway ends, and is for it alone: no process inherits it, whatever its start asks for.
+const OWN_VARIABLES: [&str; 6] = [
+    "PORTCULLIS_EXECUTOR_TOKEN",
+    "PORTCULLIS_HARNESS_TOKEN",
+    "CODEX_API_KEY",
+    "CODEX_ACCESS_TOKEN",
+    "CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN",
+    "CODEX_EXEC_SERVER_EXIT_ON_STDIN_CLOSE",
+];
 
 /// Where things are on this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -121,7 +128,7 @@ impl Config {
     pub fn new(paths: ExecServerRuntimePaths) -> Self {
         Self {
             paths,
-            environment: std::env::vars_os().filter(|(name, _)| !REGISTRY_TOKENS.iter().any(|token| name == token)).collect(),
+            environment: std::env::vars_os().filter(|(name, _)| !OWN_VARIABLES.iter().any(|own| name == own)).collect(),
             cwd: std::env::current_dir().unwrap_or_else(|_| PathBuf::from("/")),
             ..Self::bare()
         }

@@ -31,7 +31,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
-use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot, watch};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
@@ -59,13 +59,21 @@ pub struct Gateway {
 pub struct Readiness {
     closing: CancellationToken,
     spawner: Spawner,
+    /// Whether clients reach it at all, where that may change.
+    reached: Option<watch::Receiver<bool>>,
 }
 
 impl Readiness {
     /// True while clients can be served.
     #[must_use]
     pub fn is_ready(&self) -> bool {
-        !self.closing.is_cancelled() && self.spawner.is_alive()
+        let is_reached = self.reached.as_ref().is_none_or(|reached| *reached.borrow());
+        is_reached && !self.closing.is_cancelled() && self.spawner.is_alive()
+    }
+
+    /// The same, while that is true too.
+    pub(crate) fn and(self, reached: watch::Receiver<bool>) -> Self {
+        Self { reached: Some(reached), ..self }
     }
 }
 
@@ -227,7 +235,7 @@ impl Gateway {
     /// Says whether clients can be served: not when it closes, nor when its spawner was lost.
     #[must_use]
     pub fn readiness(&self) -> Readiness {
-        Readiness { closing: self.closing.clone(), spawner: self.core.spawner.clone() }
+        Readiness { closing: self.closing.clone(), spawner: self.core.spawner.clone(), reached: None }
     }
 
     /// What is going on and how it went, in the text format of OpenMetrics 1.0, which Prometheus reads. No other gateway counts

@@ -53,4 +53,4 @@ pub use crate::listen::{
     Credential, DEFAULT_LISTEN_URL, ExecServerListenUrlParseError, ListenError, ListenUrl, SecretTooShort, SignError,
     SignedBearer, Tls, TlsError, run_main, serve, token_path,
 };
-pub use crate::remote::{RegistryToken, RemoteEnvironmentConfig, RemoteError, run_remote_environment};
+pub use crate::remote::{RemoteEnvironmentConfig, RemoteError, run_forward, run_remote_environment};

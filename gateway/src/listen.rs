@@ -4,21 +4,24 @@ mod accept;
 mod carry;
 mod credential;
 mod error;
+mod health;
 mod host;
 mod socket;
 mod tls;
 mod token;
 mod unix;
+mod upgrade;
 mod url;
 
 pub use self::credential::{Credential, SecretTooShort, SignError, SignedBearer};
 pub use self::error::ListenError;
+pub(crate) use self::health::Health;
 pub use self::tls::{Tls, TlsError};
 pub(crate) use self::token::token_directory;
 pub use self::token::token_path;
 pub use self::url::{ExecServerListenUrlParseError, ListenUrl};
 
-use self::accept::{FRAME, MESSAGE, Serving, Upgraded};
+use self::accept::{Serving, Upgraded};
 use self::carry::{Patience, carry};
 use self::credential::{Ground, Guard};
 use self::socket::Listener;
@@ -118,7 +121,7 @@ async fn serve_websocket(url: ListenUrl, mut config: Config, stop: &Cancellation
     warn(&url, &guard, clients_decide, &peers)?;
     let (upgrades, mut upgraded) = mpsc::channel(UPGRADES);
     let serving = Serving {
-        upgrades,
+        upgrades: Some(upgrades),
         readiness: gateway.readiness(),
         metrics: gateway.counters(),
         audit: gateway.audit(),
@@ -185,7 +188,7 @@ async fn bind(url: ListenUrl, config: &Config) -> Result<(Listener, ListenUrl), 
 
 /// Gives an upgraded socket to the gateway.
 async fn begin(one: Upgraded, gateway: &Gateway, patience: Patience, sockets: &mut JoinSet<()>) {
-    let Upgraded { socket, ends, admitted, place } = one;
+    let Upgraded { upgrading, ends, admitted, place } = one;
     let (link, end) = Link::pair(format!("websocket JSON-RPC message from exec-server websocket {ends}"), true);
     let transport = match &ends {
         Ends::Tcp { .. } => Transport::WebSocket,
@@ -193,7 +196,9 @@ async fn begin(one: Upgraded, gateway: &Gateway, patience: Patience, sockets: &m
     };
     let link = link.of(Caller { transport, address: ends.to_string(), who: admitted.who });
     sockets.spawn(async move {
-        carry(socket, end, patience).await;
+        if let Some(socket) = upgrading.socket(carry::config()).await {
+            carry(socket, end, patience).await;
+        }
         drop(place);
     });
     gateway.accept(Link { handshake: Some(patience.handshake), scope: admitted.scope, ..link.answering_pings() }).await;

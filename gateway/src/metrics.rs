@@ -36,6 +36,9 @@ pub(crate) struct Metrics {
     sessions_active: Gauge,
     sessions_detached: Gauge,
     refused: Family<OfReason, Counter>,
+    relay_connected: Gauge,
+    relay_held: Gauge,
+    relay_shed: Counter,
 }
 
 /// How a process ended.
@@ -187,6 +190,9 @@ impl Metrics {
             sessions_active: Gauge::default(),
             sessions_detached: Gauge::default(),
             refused: Family::default(),
+            relay_connected: Gauge::default(),
+            relay_held: Gauge::default(),
+            relay_shed: Counter::default(),
         };
         metrics.register();
         metrics
@@ -210,6 +216,15 @@ impl Metrics {
         registry.register("sessions_active", "Sessions that live", self.sessions_active.clone());
         registry.register("sessions_detached", "Sessions that live and nobody is connected to", self.sessions_detached.clone());
         registry.register("refused", "Clients that were not let in", self.refused.clone());
+        let text = "Whether there is a connection to the rendezvous";
+        registry.register("relay_connected", text, self.relay_connected.clone());
+        let text = "Bytes of messages that relay streams hold";
+        registry.register_with_unit("relay_held", text, Unit::Bytes, self.relay_held.clone());
+        registry.register(
+            "relay_streams_shed",
+            "Relay streams that ended since all together held too much",
+            self.relay_shed.clone(),
+        );
     }
 
     /// In the text format of OpenMetrics 1.0, which Prometheus reads.
@@ -279,6 +294,20 @@ impl Metrics {
         Present::new(self.sessions_detached.clone())
     }
 
+    /// There is a connection to the rendezvous for as long as this is.
+    pub(crate) fn relay_connected(&self) -> Present {
+        Present::new(self.relay_connected.clone())
+    }
+
+    /// What messages on relay streams take now, in bytes.
+    pub(crate) fn relay_held(&self, bytes: usize) {
+        self.relay_held.set(i64::try_from(bytes).unwrap_or(i64::MAX));
+    }
+
+    pub(crate) fn relay_shed(&self) {
+        self.relay_shed.inc();
+    }
+
     pub(crate) fn refused(&self, reason: Refused) {
         self.refused.get_or_create(&OfReason { reason: reason.name() }).inc();
     }
@@ -320,6 +349,8 @@ mod tests {
             "exec_server_sessions_active 0",
             "exec_server_sessions_detached 0",
             "exec_server_refused_total{reason=\"auth\"} 1",
+            "exec_server_relay_held_bytes 0",
+            "exec_server_relay_streams_shed_total 0",
             "# EOF",
         ] {
             assert!(text.lines().any(|there| there == line), "{line} is not in\n{text}");

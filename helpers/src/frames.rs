@@ -86,6 +86,11 @@ impl Inlet {
         }
     }
 
+    /// Whether a whole frame was read that nobody has taken.
+    pub(crate) fn has_frame(&self) -> bool {
+        self.deframer.has_frame()
+    }
+
     fn receive(&mut self, socket: BorrowedFd<'_>, wait: Wait) -> Result<usize, ReceiveError> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);

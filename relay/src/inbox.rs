@@ -76,6 +76,11 @@ impl Inbox {
         self.due
     }
 
+    /// Bytes of records that are here and not out.
+    pub(crate) fn held(&self) -> usize {
+        self.bytes
+    }
+
     /// Which of the 32 records behind the one that is due are here.
     pub(crate) fn bits(&self) -> u32 {
         let ahead = self.waiting.keys().filter_map(|seq| seq.checked_sub(self.due)?.checked_sub(1));

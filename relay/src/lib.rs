@@ -22,12 +22,15 @@
 //! 6. Private keys are never stored, and neither keys nor authorizations nor messages are printed.
 //!
 //! # Sockets
-//! Beside them are the parts with sockets: [`registry`] asks who serves an environment and whether a harness may, [`socket`] carries
+//! Beside them are the parts with sockets: [`registry`] asks who serves an environment and whether a harness may, and shows it
+//! [`credentials`], [`socket`] carries
 //! frames to the rendezvous and back, and `rendezvous` (a feature, which the ends do not need) is a registry and a rendezvous in one
 //! program.
 #![forbid(unsafe_code)]
 
+pub mod credentials;
 mod crypto;
+pub mod destination;
 pub mod fault;
 pub mod frame;
 pub mod harness;
@@ -40,6 +43,7 @@ mod records;
 pub mod registry;
 #[cfg(feature = "rendezvous")]
 pub mod rendezvous;
+pub mod retry;
 #[cfg(test)]
 mod seeded;
 pub mod segment;

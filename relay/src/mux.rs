@@ -2,8 +2,8 @@
 //!
 //! A stream that breaks a rule is reset and forgotten, and the others never notice. What costs the registry's or the machine's time is
 //! bounded: streams, questions to the registry, and failed handshakes, after eight of which nobody is let in for ten seconds. What all
-//! streams together hold in messages is not bounded here (128 times 64 MiB in each direction at worst): that is for the program around
-//! it, which knows what else it holds.
+//! streams together hold in messages is not bounded here (128 times 64 MiB in each direction at worst): [`Mux::held`] says how much it
+//! is, and the program around it, which knows what else it holds, aborts the stream that holds too much.
 
 use crate::crypto::sha256;
 use crate::fault::Fault;
@@ -204,6 +204,14 @@ impl Mux {
             State::Asking { .. } => None,
         });
         streams.chain(self.questions.values().copied()).min()
+    }
+
+    /// What each open stream holds in memory, in bytes: messages that came in part, and those that are not sent or not confirmed yet.
+    pub fn held(&self) -> impl Iterator<Item = (StreamKey, usize)> {
+        self.streams.values().filter_map(|entry| match &entry.state {
+            State::Open { stream, .. } => Some((entry.key, stream.held())),
+            State::Asking { .. } => None,
+        })
     }
 
     fn open_stream(&mut self, key: StreamKey) -> Option<&mut Stream> {

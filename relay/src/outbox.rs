@@ -31,6 +31,8 @@ pub(crate) struct Outbox {
     /// Number of the first record that is kept: how many the peer confirmed.
     first: u32,
     kept: VecDeque<Sent>,
+    /// Bytes of those.
+    bytes: usize,
     /// How many of those kept were sent at least once.
     sent: usize,
     resend: Option<Instant>,
@@ -43,7 +45,17 @@ pub(crate) struct Outbox {
 
 impl Outbox {
     pub(crate) fn new(is_reliable: bool) -> Self {
-        Self { is_reliable, first: 0, kept: VecDeque::new(), sent: 0, resend: None, tries: 0, moved: None, confirmed: None }
+        Self {
+            is_reliable,
+            first: 0,
+            kept: VecDeque::new(),
+            bytes: 0,
+            sent: 0,
+            resend: None,
+            tries: 0,
+            moved: None,
+            confirmed: None,
+        }
     }
 
     /// Whether another record may be encrypted. Without repetition one at a time, so that none waits here.
@@ -55,6 +67,11 @@ impl Outbox {
         self.kept.is_empty()
     }
 
+    /// Bytes of the records that are kept.
+    pub(crate) fn held(&self) -> usize {
+        self.bytes
+    }
+
     /// Takes the next record.
     pub(crate) fn push(&mut self, record: Bytes, now: Instant) -> Result<(), Fault> {
         if self.number(self.kept.len()).is_none_or(|seq| seq > LAST_SEQ) {
@@ -63,6 +80,7 @@ impl Outbox {
         if self.kept.is_empty() {
             self.moved = Some(now);
         }
+        self.bytes += record.len();
         self.kept.push_back(Sent { record, is_received: false, is_due: true });
         Ok(())
     }
@@ -154,8 +172,9 @@ impl Outbox {
     }
 
     fn drop_first(&mut self, count: usize) {
-        for _ in self.kept.drain(..count.min(self.kept.len())) {
+        for sent in self.kept.drain(..count.min(self.kept.len())) {
             self.first += 1;
+            self.bytes -= sent.record.len();
         }
         self.sent = self.sent.saturating_sub(count);
     }

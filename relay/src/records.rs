@@ -117,6 +117,11 @@ impl Records {
         self.outbox.is_empty()
     }
 
+    /// Bytes of records that wait in either direction.
+    pub(crate) fn held(&self) -> usize {
+        self.inbox.held() + self.outbox.held()
+    }
+
     /// Takes the next record to send.
     pub(crate) fn push(&mut self, record: Bytes, now: Instant) -> Result<(), Fault> {
         self.outbox.push(record, now)

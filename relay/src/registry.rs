@@ -1,19 +1,21 @@
 //! The registry, as both ends ask it: who serves an environment, where the rendezvous is, and whether a harness may.
 
+use crate::credentials::{Bearer, Credentials};
 use crate::keys::{PublicKeys, SECURITY_PROFILE};
 use crate::wire::{self, Tls};
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full, Limited};
-use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue};
+use hyper::header::{CONTENT_TYPE, HOST};
 use hyper::{Method, Request};
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 use thiserror::Error;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout_at};
 use url::Url;
 
 /// How long one question may take, its body included.
@@ -28,7 +30,7 @@ const SHOWN: usize = 4096;
 pub struct Registry {
     base: Url,
     environment: String,
-    authorization: HeaderValue,
+    credentials: Arc<dyn Credentials>,
     tls: Option<Tls>,
 }
 
@@ -75,9 +77,12 @@ pub enum RegistryError {
         /// For people.
         message: String,
     },
-    /// It was not reached, or not in time.
+    /// It was not reached, or not in time. Nothing was asked.
     #[error("ask the environment registry: {0}")]
     Unreachable(String),
+    /// It was asked and did not answer, or not in time. Whether it did what it was asked is not known.
+    #[error("ask the environment registry: {0}; whether it did what it was asked is not known")]
+    Unanswered(String),
     /// What it answered is no answer to what was asked.
     #[error("the environment registry's answer cannot be used: {0}")]
     Answer(String),
@@ -92,11 +97,24 @@ impl RegistryError {
 }
 
 impl Registry {
-    /// A registry at a base URL, for one environment. The token is sent over TLS or to this very machine, and never in clear.
+    /// A registry at a base URL, for one environment, which is shown a token that was made for it.
     ///
     /// # Errors
     /// The URL, the environment's name or the token cannot be used.
     pub fn new(base: &str, environment: &str, token: &str, tls: Option<Tls>) -> Result<Self, RegistryError> {
+        Self::with(base, environment, Arc::new(Bearer::new(token)?), tls)
+    }
+
+    /// The same with any credentials. They are sent over TLS or to this very machine, and never in clear.
+    ///
+    /// # Errors
+    /// The URL or the environment's name cannot be used.
+    pub fn with(
+        base: &str,
+        environment: &str,
+        credentials: Arc<dyn Credentials>,
+        tls: Option<Tls>,
+    ) -> Result<Self, RegistryError> {
         let wrong = |reason: String| RegistryError::Unusable(reason);
         let url =
             Url::parse(base.trim().trim_end_matches('/')).map_err(|error| wrong(format!("registry URL {base}: {error}")))?;
@@ -111,10 +129,7 @@ impl Registry {
                 "environment id {environment:?}: it has 1 to {MAX_ENVIRONMENT} letters, digits, `-`, `_` and `.`, not only dots"
             )));
         }
-        let mut authorization = HeaderValue::from_str(&format!("Bearer {}", token.trim()))
-            .map_err(|_| wrong("the registry's token holds what no header can".to_owned()))?;
-        authorization.set_sensitive(true);
-        Ok(Self { base: url, environment: environment.to_owned(), authorization, tls })
+        Ok(Self { base: url, environment: environment.to_owned(), credentials, tls })
     }
 
     /// The environment.
@@ -138,7 +153,7 @@ impl Registry {
     /// Registers an executor.
     ///
     /// # Errors
-    /// See [`RegistryError`]. After [`RegistryError::Unreachable`] it may have been registered.
+    /// See [`RegistryError`]. After [`RegistryError::Unanswered`] it may have been registered.
     pub async fn register(&self, keys: &PublicKeys) -> Result<Registration, RegistryError> {
         #[derive(Serialize)]
         struct Question<'a> {
@@ -199,8 +214,7 @@ impl Registry {
     }
 
     async fn ask<A: DeserializeOwned>(&self, call: &str, question: &impl Serialize) -> Result<A, RegistryError> {
-        let late = |_elapsed| RegistryError::Unreachable(format!("nothing was answered within {} s", ANSWER.as_secs()));
-        let (status, body) = timeout(ANSWER, self.exchange(call, question)).await.map_err(late)??;
+        let (status, body) = self.exchange(call, question).await?;
         if !(200..300).contains(&status) {
             let token = self.authorization.to_str().unwrap_or_default().trim_start_matches("Bearer ");
             return Err(refusal(status, &body, token));
@@ -211,7 +225,9 @@ impl Registry {
 
     async fn exchange(&self, call: &str, question: &impl Serialize) -> Result<(u16, Bytes), RegistryError> {
         let unusable = |error: &dyn fmt::Display| RegistryError::Unusable(error.to_string());
-        let unreachable = |error: &dyn fmt::Display| RegistryError::Unreachable(error.to_string());
+        let unanswered = |error: &dyn fmt::Display| RegistryError::Unanswered(error.to_string());
+        let late = |_elapsed| format!("nothing was answered within {} s", ANSWER.as_secs());
+        let until = Instant::now() + ANSWER;
         let path = format!("{}/cloud/environment/{}/{call}", self.base.path().trim_end_matches('/'), self.environment);
         let host = match (self.base.host_str(), self.base.port()) {
             (Some(host), Some(port)) => format!("{host}:{port}"),
@@ -219,23 +235,30 @@ impl Registry {
         };
         let body = serde_json::to_vec(question).map_err(|error| unusable(&error))?;
         let request = Request::builder().method(Method::POST).uri(path).header(HOST, host);
-        let request = request.header(CONTENT_TYPE, "application/json").header(AUTHORIZATION, self.authorization.clone());
-        let request = request.body(Full::new(Bytes::from(body))).map_err(|error| unusable(&error))?;
-        let wire = wire::open(&self.base, self.tls.as_ref()).await.map_err(RegistryError::Unreachable)?;
+        let request = request.header(CONTENT_TYPE, "application/json");
+        let mut request = request.body(Full::new(Bytes::from(body))).map_err(|error| unusable(&error))?;
+        let ready = timeout_at(until, async {
+            request.headers_mut().extend(self.credentials.headers(&self.base).await?);
+            wire::open(&self.base, self.tls.as_ref()).await.map_err(RegistryError::Unreachable)
+        });
+        let wire = ready.await.map_err(late).map_err(RegistryError::Unreachable)??;
         let shaken = hyper::client::conn::http1::handshake(TokioIo::new(wire)).await;
-        let (mut sender, connection) = shaken.map_err(|error| unreachable(&error))?;
+        let (mut sender, connection) = shaken.map_err(|error| unanswered(&error))?;
         let mut exchange = pin!(async {
             // Redirects are not followed: nobody else is to see the token.
-            let answer = sender.send_request(request).await.map_err(|error| unreachable(&error))?;
+            let answer = sender.send_request(request).await.map_err(|error| unanswered(&error))?;
             let status = answer.status().as_u16();
             let body = Limited::new(answer.into_body(), LONGEST).collect().await;
-            Ok((status, body.map_err(|error| unreachable(&error))?.to_bytes()))
+            Ok((status, body.map_err(|error| unanswered(&error))?.to_bytes()))
         });
-        tokio::select! {
-            biased;
-            answer = &mut exchange => answer,
-            _ended = connection => exchange.await,
-        }
+        let answered = timeout_at(until, async {
+            tokio::select! {
+                biased;
+                answer = &mut exchange => answer,
+                _ended = connection => exchange.await,
+            }
+        });
+        answered.await.map_err(late).map_err(RegistryError::Unanswered)?
     }
 }
 

@@ -69,6 +69,11 @@ impl Cutter {
         self.bytes == 0
     }
 
+    /// Bytes that wait.
+    pub(crate) fn held(&self) -> usize {
+        self.bytes
+    }
+
     /// The plaintext of the next record: as much as waits and fits.
     pub(crate) fn record(&mut self) -> Option<Vec<u8>> {
         let mut record = Vec::with_capacity(self.bytes.min(MAX_PLAINTEXT));
@@ -94,6 +99,11 @@ pub(crate) struct Joiner {
 }
 
 impl Joiner {
+    /// Bytes that the message at hand takes in memory: what is reserved for it, not only what came of it.
+    pub(crate) fn held(&self) -> usize {
+        self.message.capacity()
+    }
+
     /// Takes a record's plaintext and puts out the messages that it ends.
     pub(crate) fn push(&mut self, mut record: &[u8], out: &mut VecDeque<Bytes>) -> Result<(), SegmentError> {
         if record.len() > MAX_PLAINTEXT {

@@ -59,6 +59,11 @@ impl Stream {
         self.received.pop_front()
     }
 
+    /// Bytes in memory: of what came in part, and of what is not sent or not confirmed.
+    pub(crate) fn held(&self) -> usize {
+        self.joiner.held() + self.cutter.held() + self.records.held()
+    }
+
     /// Takes a message to send.
     pub(crate) fn queue(&mut self, message: Bytes) -> Result<(), QueueError> {
         if self.closes.is_some() { Err(QueueError::NotOpen) } else { self.cutter.push(message) }

@@ -8,14 +8,13 @@ use super::credential::{Admitted, Guard};
 use super::host;
 use super::socket::{Listener, Socket};
 use super::tls;
+use super::upgrade::{Upgrade, Upgrading};
 use crate::audit::{Audit, Entry};
 use crate::core::Readiness;
 use crate::metrics::{Metrics, Refused};
 use crate::peer::{Ends, Peers};
 use axum::Router;
 use axum::body::Body;
-use axum::extract::ws::rejection::WebSocketUpgradeRejection;
-use axum::extract::ws::{WebSocket, WebSocketUpgrade};
 use axum::extract::{Extension, Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::{self, Next};
@@ -36,12 +35,6 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt as _;
 
-/// Bytes of one WebSocket frame, and of one message in several.
-pub(super) const FRAME: usize = 16 << 20;
-pub(super) const MESSAGE: usize = 64 << 20;
-/// Bytes that are read from a socket at a time. Each connection holds as many, also while it is idle: with 128 KiB that was most
-/// of its memory, and a message of 1 MiB is no faster for it.
-const READ_BUFFER: usize = 8 << 10;
 /// What a scrape is written in.
 const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 /// Bytes of a request's line and headers.
@@ -52,7 +45,8 @@ const AFTER_ERROR: Duration = Duration::from_millis(100);
 /// What requests need.
 #[derive(Debug, Clone)]
 pub(super) struct Serving {
-    pub(super) upgrades: mpsc::Sender<Upgraded>,
+    /// None: nobody is upgraded, and there is only something to look at.
+    pub(super) upgrades: Option<mpsc::Sender<Upgraded>>,
     pub(super) readiness: Readiness,
     pub(super) metrics: Arc<Metrics>,
     pub(super) audit: Option<Audit>,
@@ -81,7 +75,7 @@ impl Serving {
 /// A client's socket, and its place among those that there may be.
 #[derive(Debug)]
 pub(super) struct Upgraded {
-    pub(super) socket: WebSocket,
+    pub(super) upgrading: Upgrading,
     pub(super) ends: Ends,
     pub(super) admitted: Admitted,
     pub(super) place: Arc<OwnedSemaphorePermit>,
@@ -180,13 +174,9 @@ struct Arrival {
 }
 
 fn routes(serving: Serving) -> Router {
-    Router::new()
-        .route("/readyz", get(ready))
-        .route("/livez", get(StatusCode::OK))
-        .route("/metrics", get(metrics))
-        .route("/", any(upgrade))
-        .layer(middleware::from_fn_with_state(serving.clone(), refuse_pages))
-        .with_state(serving)
+    let looks = Router::new().route("/readyz", get(ready)).route("/livez", get(StatusCode::OK)).route("/metrics", get(metrics));
+    let all = if serving.upgrades.is_some() { looks.route("/", any(upgrade)) } else { looks };
+    all.layer(middleware::from_fn_with_state(serving.clone(), refuse_pages)).with_state(serving)
 }
 
 async fn ready(State(serving): State<Serving>) -> StatusCode {
@@ -245,32 +235,37 @@ async fn refuse_pages(
 async fn upgrade(
     State(serving): State<Serving>,
     Extension(Arrival { ends, place }): Extension<Arrival>,
-    headers: HeaderMap,
-    upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
+    mut request: Request,
 ) -> Response {
-    let admitted = match serving.guard.admit(&headers) {
+    let admitted = match serving.guard.admit(request.headers()) {
         Ok(admitted) => admitted,
         Err(text) => {
             serving.refused(Refused::Auth, &ends).await;
             return (StatusCode::UNAUTHORIZED, text).into_response();
         }
     };
-    let upgrade = match upgrade {
+    let upgrade = match Upgrade::of(&mut request) {
         Ok(upgrade) => upgrade,
         Err(refusal) => return refusal.into_response(),
     };
     if serving.stop.is_cancelled() {
-        serving.metrics.refused(Refused::Stopping);
-        return (StatusCode::SERVICE_UNAVAILABLE, "the server is shutting down; nothing was done\n").into_response();
+        return stopping(&serving.metrics);
     }
     if let Err(error) = serving.peers.admit(&ends).await {
         serving.refused(Refused::Peer, &ends).await;
         return (StatusCode::FORBIDDEN, format!("{error}\n")).into_response();
     }
-    let upgrade = upgrade.max_frame_size(FRAME).max_message_size(MESSAGE).read_buffer_size(READ_BUFFER);
-    upgrade.on_upgrade(move |socket| async move {
-        let _shutting_down = serving.upgrades.send(Upgraded { socket, ends, admitted, place }).await;
-    })
+    let Some(upgrades) = &serving.upgrades else { return stopping(&serving.metrics) };
+    let (answer, upgrading) = upgrade.answer();
+    match upgrades.send(Upgraded { upgrading, ends, admitted, place }).await {
+        Ok(()) => answer,
+        Err(_shutting_down) => stopping(&serving.metrics),
+    }
+}
+
+fn stopping(metrics: &Metrics) -> Response {
+    metrics.refused(Refused::Stopping);
+    (StatusCode::SERVICE_UNAVAILABLE, "the server is shutting down; nothing was done\n").into_response()
 }
 
 /// The answer to a socket too many, as far as the system takes it at once.

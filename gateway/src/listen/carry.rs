@@ -1,14 +1,29 @@
 //! Carrying messages between a WebSocket and its link.
 
-use super::{FRAME, MESSAGE, STRAGGLERS};
+use super::STRAGGLERS;
+use super::upgrade::WebSocket;
 use crate::link::{Inlet, LinkEnd, Outgoing};
-use axum::body::Bytes;
-use axum::extract::ws::{CloseFrame, Message, WebSocket, close_code};
+use bytes::Bytes;
 use futures_util::stream::{SplitSink, SplitStream};
 use futures_util::{SinkExt as _, StreamExt as _};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep, timeout_at};
+use tokio_tungstenite::tungstenite::error::{CapacityError, ProtocolError};
+use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
+use tokio_tungstenite::tungstenite::protocol::frame::coding::{CloseCode, Data, OpCode};
+use tokio_tungstenite::tungstenite::protocol::frame::{CloseFrame, Frame};
+use tokio_tungstenite::tungstenite::{Error, Message};
+
+/// Bytes of one WebSocket frame from a client, and of one message in several.
+const FRAME: usize = 16 << 20;
+const MESSAGE: usize = 64 << 20;
+/// Bytes that are read from a socket at a time. Each connection holds as many, also while it is idle: with 128 KiB that was most
+/// of its memory, and a message of 1 MiB is no faster for it.
+const READ_BUFFER: usize = 8 << 10;
+/// Bytes of one WebSocket frame to a client. A longer message goes in several (RFC 6455 section 5.4): what the socket does not take
+/// at once is moved to the front of its buffer with every write, which for a message of 10 MB came to hundreds of them.
+const PIECE: usize = 128 << 10;
 
 /// What a listener grants its clients of time.
 #[derive(Debug, Clone, Copy)]
@@ -27,6 +42,11 @@ const DOUBT: Duration = Duration::from_secs(5);
 
 /// What a client did wrong, as a close code and a reason; none if the connection simply ended.
 type Offence = Option<(u16, String)>;
+
+/// The bounds of a client's WebSocket.
+pub(super) fn config() -> WebSocketConfig {
+    WebSocketConfig::default().max_frame_size(Some(FRAME)).max_message_size(Some(MESSAGE)).read_buffer_size(READ_BUFFER)
+}
 
 /// Carries messages until either end is gone. When we end it, a close frame goes first.
 pub(super) async fn carry(socket: WebSocket, end: LinkEnd, patience: Patience) {
@@ -72,10 +92,10 @@ async fn read(
                 }
                 None
             }
-            Ok(Some(Ok(Message::Ping(_)))) => None,
+            Ok(Some(Ok(Message::Ping(_) | Message::Frame(_)))) => None,
             Ok(Some(Ok(Message::Close(_))) | None) => break None,
             Ok(Some(Err(error))) => break offence(&error),
-            Err(_elapsed) => break Some((close_code::AWAY, format!("nothing came for {} s", heard.elapsed().as_secs()))),
+            Err(_elapsed) => break Some((CloseCode::Away.into(), format!("nothing came for {} s", heard.elapsed().as_secs()))),
         };
         if let Some(bytes) = bytes
             && incoming.send(bytes).await.is_err()
@@ -109,6 +129,12 @@ async fn write(
                 Some(Outgoing::Text(text)) => Message::Text(text.into()),
                 Some(Outgoing::Large(text, taken)) => {
                     room = Some(taken);
+                    if text.len() > PIECE {
+                        if in_pieces(&mut sink, text.into()).await.is_err() {
+                            return;
+                        }
+                        continue;
+                    }
                     Message::Text(text.into())
                 }
                 Some(Outgoing::Ping(newest)) => {
@@ -148,14 +174,30 @@ async fn write(
     }
 }
 
-fn close(code: u16, reason: String) -> Message {
-    Message::Close(Some(CloseFrame { code, reason: reason.into() }))
+/// Sends a text as a message of several frames, and all of it at once.
+async fn in_pieces(sink: &mut SplitSink<WebSocket, Message>, mut text: Bytes) -> Result<(), Error> {
+    let mut kind = Data::Text;
+    loop {
+        let piece = text.split_to(text.len().min(PIECE));
+        sink.send(Message::Frame(Frame::message(piece, OpCode::Data(kind), text.is_empty()))).await?;
+        if text.is_empty() {
+            return Ok(());
+        }
+        kind = Data::Continue;
+    }
 }
 
-fn offence(error: &axum::Error) -> Offence {
-    let text = error.to_string();
-    if text.contains("too long") || text.contains("too large") || text.contains("too big") {
-        return Some((close_code::SIZE, format!("a frame may carry {FRAME} bytes and a message {MESSAGE}")));
+fn close(code: u16, reason: String) -> Message {
+    Message::Close(Some(CloseFrame { code: code.into(), reason: reason.into() }))
+}
+
+fn offence(error: &Error) -> Offence {
+    match error {
+        Error::Capacity(CapacityError::MessageTooLong { .. }) => {
+            Some((CloseCode::Size.into(), format!("a frame may carry {FRAME} bytes and a message {MESSAGE}")))
+        }
+        Error::Io(_) | Error::ConnectionClosed | Error::AlreadyClosed => None,
+        Error::Protocol(ProtocolError::ResetWithoutClosingHandshake) => None,
+        wrong => Some((CloseCode::Protocol.into(), wrong.to_string())),
     }
-    (!text.contains("reset") && !text.contains("closed") && !text.contains("IO error")).then_some((close_code::PROTOCOL, text))
 }

@@ -17,6 +17,9 @@ pub enum ListenError {
         "listen on {0}: without a credential only loopback addresses are allowed; leave --insecure-no-auth out, or listen on 127.0.0.1 or [::1]"
     )]
     NotLoopback(SocketAddr),
+    /// The address is reachable from other machines, and how much goes on here is nobody's business there.
+    #[error("listen on {0} for those who look: only loopback addresses are allowed; use 127.0.0.1 or [::1]")]
+    OpenHealth(SocketAddr),
     /// Over a unix socket there is nothing to leave open.
     #[error(
         "listen on unix:{0}: --insecure-no-auth would open nothing, since the kernel itself says who connects to a unix socket, and only the server's own user and root are served; leave it out"

@@ -1,23 +1,31 @@
 //! Drives the multiplexer: frames from and to the rendezvous, messages from and to the gateway, questions to the registry.
 
-use super::pump::{FromLink, pump};
+use super::Registered;
+use super::bridge::bridge;
+use super::pump::{self, FromLink, FromStream, NoRoom, ToPump, pump};
 use crate::caller::Transport;
 use crate::link::Link;
+use crate::metrics::{Metrics, Present};
 use bytes::Bytes;
-use portcullis_relay::keys::{Identity, PublicKeys};
-use portcullis_relay::mux::{Mux, MuxInput, MuxOutput, StreamKey, VALIDATION};
+use portcullis_relay::destination::Destination;
+use portcullis_relay::keys::PublicKeys;
+use portcullis_relay::mux::{MAX_STREAMS, Mux, MuxInput, MuxOutput, StreamKey, VALIDATION};
 use portcullis_relay::registry::{Registration, Registry, RegistryError};
-use portcullis_relay::segment::QueueError;
+use portcullis_relay::retry::{Retries, Retry};
+use portcullis_relay::segment::{MAX_MESSAGE, QueueError};
 use portcullis_relay::socket::Socket;
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
-/// Messages of one harness that the gateway did not take yet; one more ends its stream, so that the others never wait for it.
-const QUEUE: usize = 128;
+/// Messages on their way from links: one of each stream at most, since the next waits for it.
+const QUEUE: usize = MAX_STREAMS;
+/// Streams with those that are over and whose links have not ended yet.
+const ATTACHED: usize = 2 * MAX_STREAMS;
 /// Frames that the socket did not take yet: while there are so many no more are made.
 const UNSENT: usize = 64;
 /// The first wait before dialling again, and the longest.
@@ -35,18 +43,38 @@ pub(super) struct Drive {
     registry: Registry,
     socket: Option<Socket>,
     unsent: VecDeque<Bytes>,
-    links: mpsc::Sender<Link>,
-    streams: HashMap<StreamKey, mpsc::Sender<Bytes>>,
+    attach: Attach,
+    /// Those that are open, and those whose links have not ended yet.
+    streams: HashMap<StreamKey, ToPump>,
+    /// The most bytes of messages that all streams may hold.
+    most_held: usize,
+    metrics: Arc<Metrics>,
     /// What did not fit into its stream: at most one message of each, since the next waits for it.
     held: Vec<(StreamKey, Bytes, oneshot::Sender<()>)>,
-    pumps: JoinSet<()>,
+    pumps: JoinSet<StreamKey>,
     from_links: mpsc::Receiver<FromLink>,
     to_drive: mpsc::Sender<FromLink>,
     questions: JoinSet<(StreamKey, bool)>,
     dials: JoinSet<(Way, Result<Socket, RegistryError>)>,
     registration: String,
-    /// Told when the rendezvous was reached first.
-    reached: Option<oneshot::Sender<()>>,
+    /// Whether there is a socket to the rendezvous.
+    reached: watch::Sender<bool>,
+    present: Option<Present>,
+}
+
+/// What a stream is attached to.
+pub(super) enum Attach {
+    /// A connection of a gateway, which takes its links here.
+    Gateway(mpsc::Sender<Link>),
+    /// A WebSocket of its own at a destination, until that is cancelled.
+    Destination(Arc<Destination>, CancellationToken),
+}
+
+/// What all streams together may hold, and where it is told.
+pub(super) struct Bounds {
+    /// Bytes of messages, of which one of the longest each way is let in always.
+    pub(super) bytes: usize,
+    pub(super) metrics: Arc<Metrics>,
 }
 
 /// What it takes to dial, which travels with the attempt.
@@ -55,31 +83,35 @@ struct Way {
     keys: PublicKeys,
     registration: Registration,
     wait: Duration,
+    retries: Retries,
     connected: Option<Instant>,
 }
 
 impl Drive {
     pub(super) fn new(
-        registry: Registry,
-        identity: Identity,
-        registration: Registration,
-        links: mpsc::Sender<Link>,
-        reached: oneshot::Sender<()>,
+        Registered { registry, identity, registration }: Registered,
+        attach: Attach,
+        reached: watch::Sender<bool>,
+        Bounds { bytes, metrics }: Bounds,
     ) -> Self {
         let keys = identity.public_keys();
         let id = registration.executor_registration_id.clone();
         let mut mux = Mux::new(identity, registry.environment().to_owned(), id.clone());
         mux.handle(MuxInput::Disconnected, Instant::now().into_std());
         let (to_drive, from_links) = mpsc::channel(QUEUE);
-        let way = Way { registry: registry.clone(), keys, registration, wait: FIRST_WAIT, connected: None };
+        let way =
+            Way { registry: registry.clone(), keys, registration, wait: FIRST_WAIT, retries: Retries::new(), connected: None };
         Self {
             mux,
             way: Some(way),
             registry,
             socket: None,
             unsent: VecDeque::new(),
-            links,
+            attach,
             streams: HashMap::new(),
+            // One of the longest must fit both ways.
+            most_held: bytes.max(2 * MAX_MESSAGE),
+            metrics,
             held: Vec::new(),
             pumps: JoinSet::new(),
             from_links,
@@ -87,7 +119,8 @@ impl Drive {
             questions: JoinSet::new(),
             dials: JoinSet::new(),
             registration: id,
-            reached: Some(reached),
+            reached,
+            present: None,
         }
     }
 
@@ -97,6 +130,9 @@ impl Drive {
         let mut farewell = None;
         let result = loop {
             self.carry_out();
+            while self.shed() {
+                self.carry_out();
+            }
             let dials = self.socket.is_none() && farewell.is_none();
             if let Some(way) = self.way.take_if(|_| dials) {
                 self.dials.spawn(dial(way));
@@ -120,7 +156,10 @@ impl Drive {
                 },
                 Some(from_link) = self.from_links.recv() => self.of_link(from_link),
                 Some(Ok((stream, is_allowed))) = self.questions.join_next() => self.handle(MuxInput::Validated { stream, is_allowed }),
-                Some(_ended) = self.pumps.join_next() => {}
+                Some(ended) = self.pumps.join_next() => match ended {
+                    Ok(stream) => drop(self.streams.remove(&stream)),
+                    Err(error) => tracing::error!("a relay stream's pump: {error}"),
+                },
                 Some(Ok((way, dialled))) = self.dials.join_next() => match dialled {
                     Ok(socket) => self.connected(way, socket),
                     Err(error) => break Err(error),
@@ -158,29 +197,78 @@ impl Drive {
                 }
                 MuxOutput::Opened(stream) => self.opened(stream),
                 MuxOutput::Message(stream, bytes) => {
-                    let is_taken = self.streams.get(&stream).is_some_and(|link| link.try_send(bytes).is_ok());
-                    if !is_taken {
-                        self.handle(MuxInput::Abort(stream));
+                    if self.streams.get(&stream).is_some_and(|link| link.send(bytes) == Err(NoRoom)) {
+                        self.abort(stream);
                     }
                 }
                 MuxOutput::Closed(stream, fault) => {
                     tracing::info!(reason = %fault, "a relay stream ended");
-                    self.streams.remove(&stream);
+                    if let Some(link) = self.streams.get_mut(&stream) {
+                        link.end();
+                    }
                 }
                 MuxOutput::Dropped(error) => tracing::warn!("what came from the rendezvous was dropped: {error}"),
             }
         }
     }
 
+    /// Ends the stream that holds most if all together hold too much, and answers whether there was one: a harness that is let in
+    /// may begin a message of 64 MiB on each of its streams, and take none of what it is sent.
+    fn shed(&mut self) -> bool {
+        let waiting: usize = self.streams.values().map(ToPump::held).sum();
+        let held = waiting + self.mux.held().map(|(_, bytes)| bytes).sum::<usize>();
+        self.metrics.relay_held(held);
+        if held <= self.most_held {
+            return false;
+        }
+        let mut each: HashMap<StreamKey, usize> = self.mux.held().collect();
+        for (stream, link) in &self.streams {
+            *each.entry(*stream).or_default() += link.held();
+        }
+        let Some((stream, bytes)) = each.into_iter().max_by_key(|(_, bytes)| *bytes) else { return false };
+        let most = self.most_held;
+        tracing::warn!(bytes, held, most, "all relay streams together hold too much: the one that holds most ends");
+        self.metrics.relay_shed();
+        self.abort(stream);
+        true
+    }
+
+    /// Ends a stream now, with what did not arrive of it.
+    fn abort(&mut self, stream: StreamKey) {
+        self.handle(MuxInput::Abort(stream));
+        if let Some(link) = self.streams.get_mut(&stream) {
+            link.drop_all();
+        }
+    }
+
     fn opened(&mut self, stream: StreamKey) {
-        let (link, end) = Link::pair("relay JSON-RPC message from a harness", true);
-        if self.links.try_send(link.over(Transport::Relay, "")).is_err() {
-            // Sixteen others came in the same moment, or the gateway closes: this one comes again.
+        if self.streams.len() >= ATTACHED {
             return self.handle(MuxInput::Abort(stream));
         }
-        let (to_link, from_stream) = mpsc::channel(QUEUE);
-        self.streams.insert(stream, to_link);
-        self.pumps.spawn(pump(stream, end, from_stream, self.to_drive.clone()));
+        let (to_pump, from_stream) = pump::channel();
+        if self.attach(stream, from_stream) {
+            self.streams.insert(stream, to_pump);
+        } else {
+            self.handle(MuxInput::Abort(stream));
+        }
+    }
+
+    fn attach(&mut self, stream: StreamKey, from_stream: FromStream) -> bool {
+        let to_drive = self.to_drive.clone();
+        match &self.attach {
+            Attach::Gateway(links) => {
+                let (link, end) = Link::pair("relay JSON-RPC message from a harness", true);
+                if links.try_send(link.over(Transport::Relay, "")).is_err() {
+                    // Sixteen others came in the same moment, or the gateway closes: this one comes again.
+                    return false;
+                }
+                self.pumps.spawn(pump(stream, end, from_stream, to_drive));
+            }
+            Attach::Destination(destination, stopped) => {
+                self.pumps.spawn(bridge(stream, Arc::clone(destination), from_stream, to_drive, stopped.clone()));
+            }
+        }
+        true
     }
 
     fn of_link(&mut self, from_link: FromLink) {
@@ -195,7 +283,7 @@ impl Drive {
             Err(QueueError::Full) => self.held.push((stream, bytes, taken)),
             Err(QueueError::Length(length)) => {
                 tracing::error!("a message of {length} bytes cannot be sent over the relay: its stream ends");
-                self.handle(MuxInput::Abort(stream));
+                self.abort(stream);
             }
             Ok(()) | Err(_) => {
                 let _pump_over = taken.send(());
@@ -211,12 +299,15 @@ impl Drive {
             self.handle(MuxInput::Registered(self.registration.clone()));
         }
         tracing::info!("the rendezvous was reached");
-        let _told_already = self.reached.take().map(|reached| reached.send(()));
+        self.reached.send_replace(true);
+        self.present = Some(self.metrics.relay_connected());
         (self.way, self.socket) = (Some(way), Some(socket));
         self.handle(MuxInput::Connected);
     }
 
     async fn disconnected(&mut self) {
+        self.reached.send_replace(false);
+        self.present = None;
         self.unsent.clear();
         if let Some(Socket { outgoing, incoming, mut carrier }) = self.socket.take() {
             drop((outgoing, incoming));
@@ -233,7 +324,7 @@ impl Drive {
             let _taken = timeout(FAREWELL, carrier.join_next()).await;
             carrier.shutdown().await;
         }
-        self.streams.clear();
+        self.streams.values_mut().for_each(ToPump::drop_all);
         self.dials.shutdown().await;
         self.questions.shutdown().await;
         self.pumps.shutdown().await;
@@ -258,7 +349,7 @@ async fn receive(socket: Option<&mut Socket>) -> Option<Bytes> {
 }
 
 /// Dials until there is a socket: by the URL that is there, or with a new registration if it is not valid any more. Only a registry
-/// that does not accept the token ends it.
+/// that does not accept the credentials ends it.
 async fn dial(mut way: Way) -> (Way, Result<Socket, RegistryError>) {
     let mut is_first = way.connected.is_none();
     if way.connected.take().is_some_and(|connected| connected.elapsed() >= GOOD) {
@@ -277,12 +368,17 @@ async fn dial(mut way: Way) -> (Way, Result<Socket, RegistryError>) {
             Err(error) if error.is_final() => match way.registry.register(&way.keys).await {
                 Ok(registration) => {
                     way.registration = registration;
+                    way.retries.reset();
                     if let Ok(socket) = Socket::dial(&way.registration.url, way.registry.tls()).await {
                         return (way, Ok(socket));
                     }
                 }
-                Err(error) if error.is_authentication() => return (way, Err(error)),
-                Err(error) => tracing::warn!("register again: {error}"),
+                Err(error) => {
+                    let Retry::After(wait) = way.retries.renewal(&error) else { return (way, Err(error)) };
+                    tracing::warn!("register again: {error}; the next attempt is in {} ms", wait.as_millis());
+                    sleep(wait).await;
+                    is_first = true;
+                }
             },
             Err(error) => tracing::warn!("{error}"),
         }

@@ -1,13 +1,16 @@
 //! Serves the socket of a worker.
 //!
-//! Leader and followers: whoever has the inlet reads one frame, lets go of the inlet and carries the request out itself, so
-//! the usual request is handed to nobody. If no other thread waits for the inlet then, a new one is begun first, up to a
-//! bound: a request that hangs never holds up the next.
+//! Leader and followers: whoever is woken reads one frame and carries the request out itself, so the usual request is handed to
+//! nobody and wakes nobody else. The threads wait in one epoll whose event fires once and is armed anew when a frame was read
+//! (`EPOLLONESHOT`, epoll_ctl(2)); the kernel wakes the thread that slept last. If no other thread waits then, a new one is begun
+//! first, up to a bound: a request that hangs never holds up the next.
 
 use super::Answer;
 use crate::frames::{Inlet, ReceiveError, Received, Wait, send_all};
 use portcullis_protocol::helper::{FsError, FsOperation, FsReply, FsRequest, decode, encode};
+use rustix::event::epoll::{self, Event, EventData, EventFlags};
 use rustix::io::Errno;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -29,6 +32,8 @@ pub(crate) enum ServeError {
     Send(Errno),
     #[error("begin a thread: {0}")]
     Thread(#[from] std::io::Error),
+    #[error("wait for requests: {0}")]
+    Wait(Errno),
 }
 
 /// Serves requests until the peer closes. Requests that hang then are left behind, for the process is about to end.
@@ -38,8 +43,11 @@ where
 {
     // Room for the first to end; those who end after it have nothing to add.
     let (ended, end) = sync_channel(1);
+    let arrivals = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(ServeError::Wait)?;
+    epoll::add(&arrivals, &socket, EventData::new_u64(0), armed(false)).map_err(ServeError::Wait)?;
     let crew = Arc::new(Crew {
         socket,
+        arrivals,
         inlet: Mutex::new(Inlet::new()),
         outlet: Mutex::new(()),
         waiting: AtomicUsize::new(0),
@@ -55,10 +63,12 @@ where
 
 struct Crew<C> {
     socket: OwnedFd,
+    /// Where the threads wait for the socket.
+    arrivals: OwnedFd,
     inlet: Mutex<Inlet>,
     /// Held while one reply is written.
     outlet: Mutex<()>,
-    /// Threads that wait for the inlet or hold it.
+    /// Threads that wait for a request.
     waiting: AtomicUsize,
     members: AtomicUsize,
     /// Bound of the threads, and so of the requests in flight; more wait in the socket.
@@ -88,11 +98,25 @@ where
     fn work(self: &Arc<Self>) -> Result<(), ServeError> {
         loop {
             self.waiting.fetch_add(1, Ordering::AcqRel);
-            let received = lock(&self.inlet).next(self.socket.as_fd(), Wait::Yes);
+            let woken = wait(&self.arrivals);
             let others = self.waiting.fetch_sub(1, Ordering::AcqRel) - 1;
-            let (frame, descriptors) = match received? {
-                Received::Frame(frame, descriptors) => (frame, descriptors),
-                Received::Later | Received::End => return Ok(()),
+            woken.map_err(ServeError::Wait)?;
+            let (received, has_more) = {
+                let mut inlet = lock(&self.inlet);
+                (inlet.next(self.socket.as_fd(), Wait::No)?, inlet.has_frame())
+            };
+            // Somebody must be woken by the next request from here on.
+            let arm = || epoll::modify(&self.arrivals, &self.socket, EventData::new_u64(0), armed(has_more));
+            let (frame, descriptors) = match received {
+                Received::Frame(frame, descriptors) => {
+                    arm().map_err(ServeError::Wait)?;
+                    (frame, descriptors)
+                }
+                Received::Later => {
+                    arm().map_err(ServeError::Wait)?;
+                    continue;
+                }
+                Received::End => return Ok(()),
             };
             if others == 0 && self.members.load(Ordering::Relaxed) < self.most {
                 // Without another thread this one does the work all the same, only alone.
@@ -125,6 +149,25 @@ where
             // The gateway is gone; the next read will say so too.
             Err(Errno::PIPE | Errno::CONNRESET) => Ok(()),
             Err(errno) => Err(ServeError::Send(errno)),
+        }
+    }
+}
+
+/// When the event fires: when there is something to read, or at once if a whole frame was read already, for a socket can nearly
+/// always be written to, and where it cannot, its reader is about to make room.
+fn armed(has_more: bool) -> EventFlags {
+    let fires = if has_more { EventFlags::IN | EventFlags::OUT } else { EventFlags::IN };
+    fires | EventFlags::ONESHOT
+}
+
+/// Sleeps until the event fires for this thread.
+fn wait(arrivals: &OwnedFd) -> Result<(), Errno> {
+    let mut space = [MaybeUninit::<Event>::uninit(); 1];
+    loop {
+        match epoll::wait(arrivals, &mut space, None) {
+            Ok((fired, _rest)) if !fired.is_empty() => return Ok(()),
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
         }
     }
 }

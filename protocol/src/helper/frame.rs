@@ -89,6 +89,21 @@ impl Deframer {
     /// # Errors
     /// The header says more than the bounds allow; the stream is of no use after that.
     pub fn next_frame(&mut self) -> Result<Option<Frame>, FrameError> {
+        let Some((body, payload, descriptors)) = self.whole()? else { return Ok(None) };
+        let (rest, end) = (&self.bytes[self.taken..], HEADER + body + payload);
+        let frame = Frame { body: rest[HEADER..HEADER + body].to_vec(), payload: rest[HEADER + body..end].to_vec(), descriptors };
+        self.taken += end;
+        Ok(Some(frame))
+    }
+
+    /// Whether [`Self::next_frame`] has something to say without another push.
+    #[must_use]
+    pub fn has_frame(&self) -> bool {
+        !matches!(self.whole(), Ok(None))
+    }
+
+    /// The header's numbers of a frame that is there to its end.
+    fn whole(&self) -> Result<Option<(usize, usize, usize)>, FrameError> {
         let rest = &self.bytes[self.taken..];
         let Some(header) = rest.first_chunk::<HEADER>() else {
             return Ok(None);
@@ -102,13 +117,7 @@ impl Deframer {
         if body > MAX_BODY || payload > INLINE_PAYLOAD || descriptors > MAX_DESCRIPTORS {
             return Err(FrameError::TooLarge { body, payload, descriptors });
         }
-        let end = HEADER + body + payload;
-        if rest.len() < end {
-            return Ok(None);
-        }
-        let frame = Frame { body: rest[HEADER..HEADER + body].to_vec(), payload: rest[HEADER + body..end].to_vec(), descriptors };
-        self.taken += end;
-        Ok(Some(frame))
+        Ok((rest.len() >= HEADER + body + payload).then_some((body, payload, descriptors)))
     }
 
     /// Whether bytes of an unfinished frame are held: the peer ended in the middle.

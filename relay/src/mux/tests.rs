@@ -385,6 +385,32 @@ fn streams_take_turns() {
 }
 
 #[test]
+fn what_streams_hold_is_counted_until_it_is_delivered_or_confirmed() {
+    let now = Instant::now();
+    let (mut mux, keys) = executor();
+    let held = |mux: &Mux| mux.held().map(|(_, bytes)| bytes).collect::<Vec<_>>();
+    let mut old = Old::open(&mut mux, &keys, "old", now);
+    assert_eq!(held(&mux), [0]);
+    // A head of four bytes reserves memory, and that is what counts.
+    let frames = old.frames(&vec![b'x'; 3 << 20]);
+    assert!(give(&mut mux, frames[0].clone(), now).is_empty());
+    assert_eq!(held(&mux), [1 << 20]);
+    let last = frames.len() - 1;
+    give(&mut mux, frames[last].clone(), now);
+    assert!(held(&mux)[0] > 1 << 20, "what is out of order is held too");
+    for frame in &frames[1..last] {
+        give(&mut mux, frame.clone(), now);
+    }
+    assert_eq!(held(&mux), [0], "it was delivered");
+    mux.queue(old.key, vec![b'x'; 100_000].into()).unwrap();
+    assert_eq!(held(&mux), [100_004]);
+    assert_eq!(drain(&mut mux, now).len(), 2);
+    assert_eq!(held(&mux), [0], "it was sent");
+    mux.handle(MuxInput::Abort(old.key), now);
+    assert!(held(&mux).is_empty());
+}
+
+#[test]
 fn a_stream_that_closes_delivers_first() {
     let now = Instant::now();
     let (mut mux, keys) = executor();

@@ -9,7 +9,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 /// Status, content type and body of a request.
-async fn http(url: &str, path: &str, headers: &str) -> (u16, String, String) {
+pub(super) async fn http(url: &str, path: &str, headers: &str) -> (u16, String, String) {
     let address = url.strip_prefix("ws://").unwrap();
     let mut socket = TcpStream::connect(address).await.unwrap();
     let host = if headers.contains("Host:") { "" } else { "Host: localhost\r\n" };
@@ -23,7 +23,7 @@ async fn http(url: &str, path: &str, headers: &str) -> (u16, String, String) {
 }
 
 /// The series of a scrape, by name and labels.
-async fn scrape(url: &str) -> BTreeMap<String, f64> {
+pub(super) async fn scrape(url: &str) -> BTreeMap<String, f64> {
     let (status, kind, body) = http(url, "GET /metrics", "").await;
     assert_eq!((status, kind.as_str()), (200, "application/openmetrics-text; version=1.0.0; charset=utf-8"));
     assert!(body.ends_with("# EOF\n"), "{body}");
@@ -31,12 +31,12 @@ async fn scrape(url: &str) -> BTreeMap<String, f64> {
     series.map(|line| line.rsplit_once(' ').unwrap()).map(|(name, value)| (name.to_owned(), value.parse().unwrap())).collect()
 }
 
-fn of(series: &BTreeMap<String, f64>, name: &str) -> f64 {
+pub(super) fn of(series: &BTreeMap<String, f64>, name: &str) -> f64 {
     series.get(&format!("exec_server_{name}")).copied().unwrap_or(0.0)
 }
 
 /// Scrapes until a series has a value: what ends, ends beside its answers.
-async fn until(url: &str, name: &str, value: f64) -> BTreeMap<String, f64> {
+pub(super) async fn until(url: &str, name: &str, value: f64) -> BTreeMap<String, f64> {
     let reached = async {
         loop {
             let series = scrape(url).await;

@@ -17,32 +17,40 @@ use std::time::Instant;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
-use tokio::time::timeout;
 
-const EXECUTOR: &str = "an-executor-token-of-the-tests";
-const HARNESS: &str = "a-harness-token-of-the-tests";
+pub(super) const EXECUTOR: &str = "an-executor-token-of-the-tests";
+pub(super) const HARNESS: &str = "a-harness-token-of-the-tests";
 
 /// Three programs, less the client.
-struct Remote {
-    rendezvous: Program,
-    executor: Program,
-    url: String,
-    place: Place,
+pub(super) struct Remote {
+    pub(super) rendezvous: Program,
+    pub(super) executor: Program,
+    pub(super) url: String,
+    pub(super) place: Place,
 }
 
 impl Remote {
     async fn start() -> Self {
+        Self::with(&[]).await
+    }
+
+    /// With more arguments for the executor.
+    pub(super) async fn with(arguments: &[&str]) -> Self {
         let (rendezvous, url, place) = rendezvous().await;
-        let executor = executor(&url).await;
+        let executor = executor_with(&url, arguments).await;
         Self { rendezvous, executor, url, place }
     }
 
-    fn options(&self) -> ExecServerClientConnectOptions {
+    pub(super) fn registry(&self) -> Registry {
+        Registry::new(&self.url, "box", HARNESS, None).unwrap()
+    }
+
+    pub(super) fn options(&self) -> ExecServerClientConnectOptions {
         options(&self.url)
     }
 
     /// Both end by a signal, with status 0.
-    async fn end(mut self) {
+    pub(super) async fn end(mut self) {
         for program in [&mut self.executor, &mut self.rendezvous] {
             program.signal(rustix::process::Signal::TERM);
             let status = program.wait().await;
@@ -52,22 +60,31 @@ impl Remote {
     }
 }
 
-async fn rendezvous() -> (Program, String, Place) {
+pub(super) async fn rendezvous() -> (Program, String, Place) {
+    rendezvous_at("ws://127.0.0.1:0").await
+}
+
+pub(super) async fn rendezvous_at(listen: &str) -> (Program, String, Place) {
     let place = Place::new();
     place.put("executor", EXECUTOR);
     place.put("harness", HARNESS);
     let [executors, harnesses] = ["executor", "harness"].map(|name| place.path(name).to_str().unwrap().to_owned());
     let files = ["--executor-token-file", &executors, "--harness-token-file", &harnesses];
-    let mut rendezvous = Program::start(portcullis(&[&["rendezvous"][..], &files].concat()));
+    let mut rendezvous = Program::start(portcullis(&[&["rendezvous", "--listen", listen][..], &files].concat()));
     let url = rendezvous.line().await;
     (rendezvous, url, place)
 }
 
 async fn executor(url: &str) -> Program {
-    let mut command = portcullis(&["serve", "--remote", url, "--environment-id", "box", "--name", "a box"]);
+    executor_with(url, &[]).await
+}
+
+async fn executor_with(url: &str, arguments: &[&str]) -> Program {
+    let usual = ["serve", "--remote", url, "--environment-id", "box", "--name", "a box"];
+    let mut command = portcullis(&[&usual, arguments].concat());
     command.env("PORTCULLIS_EXECUTOR_TOKEN", EXECUTOR);
     let mut executor = Program::start(command);
-    assert_eq!(executor.line().await, format!("environment box is registered at {url}"));
+    while executor.line().await != format!("environment box is registered at {url}") {}
     executor
 }
 
@@ -77,7 +94,14 @@ fn options(url: &str) -> ExecServerClientConnectOptions {
     ExecServerClientConnectOptions::remote(remote, "tests")
 }
 
-async fn exec(url: &str, environment: &str, token: &str, workspace: &Path, command: &[&str]) -> (Output, String, String) {
+/// Runs `exec --remote` and answers its output.
+pub(super) async fn exec(
+    url: &str,
+    environment: &str,
+    token: &str,
+    workspace: &Path,
+    command: &[&str],
+) -> (Output, String, String) {
     let workspace = workspace.to_str().unwrap();
     let arguments = ["exec", "--remote", url, "--environment-id", environment, "--workspace", workspace, "--"];
     let mut program = portcullis(&[&arguments[..], command].concat());
@@ -190,31 +214,102 @@ async fn wrong_tokens_and_unknown_environments_are_refused() {
 
 /// Connects with keys and an authorization that was given for others, and answers how that ended; none: it was let in.
 async fn knock(registry: &Registry, known: &Identity, own: &Identity) -> Option<Fault> {
-    let bundle = registry.connect(&known.public_keys()).await.unwrap();
-    let mut socket = Socket::dial(&bundle.url, None).await.unwrap();
-    let stream = portcullis_relay::stream_name();
-    let registration = &bundle.executor_registration_id;
-    let binding = Binding { environment: "box", registration, stream: &stream };
-    let authorization = &bundle.harness_key_authorization;
-    let mut harness = Harness::start(own, &bundle.executor_public_key, binding, authorization, Instant::now()).unwrap();
-    loop {
-        while let Some(output) = harness.poll(Instant::now()) {
-            match output {
-                HarnessOutput::Send(bytes) => socket.outgoing.send(bytes).await.unwrap(),
-                HarnessOutput::Opened => return None,
-                HarnessOutput::Closed(fault) => return Some(fault),
+    Raw::open(registry, known, own).await.err()
+}
+
+/// A harness by hand, which sends no more than it is told to.
+pub(super) struct Raw {
+    harness: Harness,
+    socket: Socket,
+}
+
+impl Raw {
+    pub(super) async fn open(registry: &Registry, known: &Identity, own: &Identity) -> Result<Self, Fault> {
+        let bundle = registry.connect(&known.public_keys()).await.unwrap();
+        let socket = Socket::dial(&bundle.url, None).await.unwrap();
+        let stream = portcullis_relay::stream_name();
+        let registration = &bundle.executor_registration_id;
+        let binding = Binding { environment: "box", registration, stream: &stream };
+        let authorization = &bundle.harness_key_authorization;
+        let harness = Harness::start(own, &bundle.executor_public_key, binding, authorization, Instant::now()).unwrap();
+        let mut raw = Self { harness, socket };
+        loop {
+            match raw.next().await {
+                HarnessOutput::Send(bytes) => raw.socket.outgoing.send(bytes).await.unwrap(),
+                HarnessOutput::Opened => return Ok(raw),
+                HarnessOutput::Closed(fault) => return Err(fault),
                 HarnessOutput::Message(_) => {}
             }
         }
-        let frame = timeout(PATIENCE, socket.incoming.recv()).await.expect("an answer in time").expect("an open socket");
-        harness.handle(HarnessInput::Frame(frame), Instant::now());
+    }
+
+    /// Begins a message.
+    pub(super) fn queue(&mut self, message: Vec<u8>) {
+        self.harness.queue(message.into()).unwrap();
+    }
+
+    /// Sends so many bytes of what is queued, or answers how the stream ended before.
+    pub(super) async fn send(&mut self, mut bytes: usize) -> Option<Fault> {
+        while bytes > 0 {
+            match self.next().await {
+                HarnessOutput::Send(frame) => {
+                    bytes = bytes.saturating_sub(frame.len());
+                    self.socket.outgoing.send(frame).await.unwrap();
+                }
+                HarnessOutput::Closed(fault) => return Some(fault),
+                HarnessOutput::Opened | HarnessOutput::Message(_) => {}
+            }
+        }
+        None
+    }
+
+    /// Sends what is queued until a message comes, or answers how the stream ended before.
+    pub(super) async fn answer(&mut self) -> Result<Vec<u8>, Fault> {
+        loop {
+            match self.next().await {
+                HarnessOutput::Send(frame) => self.socket.outgoing.send(frame).await.unwrap(),
+                HarnessOutput::Closed(fault) => return Err(fault),
+                HarnessOutput::Message(message) => return Ok(message.into()),
+                HarnessOutput::Opened => {}
+            }
+        }
+    }
+
+    /// Ends the stream, once everything that is queued was sent.
+    pub(super) async fn close(mut self) {
+        self.harness.handle(HarnessInput::Close, Instant::now());
+        loop {
+            match self.next().await {
+                HarnessOutput::Send(frame) => self.socket.outgoing.send(frame).await.unwrap(),
+                HarnessOutput::Closed(fault) => break assert_eq!(fault, Fault::Done),
+                HarnessOutput::Opened | HarnessOutput::Message(_) => {}
+            }
+        }
+        drop(self.socket.outgoing);
+        self.socket.carrier.join_next().await.unwrap().unwrap();
+    }
+
+    /// What is to be done next.
+    async fn next(&mut self) -> HarnessOutput {
+        loop {
+            if let Some(output) = self.harness.poll(Instant::now()) {
+                return output;
+            }
+            let deadline = self.harness.deadline().unwrap_or_else(|| Instant::now() + PATIENCE);
+            tokio::select! {
+                frame = self.socket.incoming.recv() => {
+                    self.harness.handle(HarnessInput::Frame(frame.expect("an open socket")), Instant::now());
+                }
+                () = tokio::time::sleep_until(deadline.into()) => self.harness.handle(HarnessInput::Timer, Instant::now()),
+            }
+        }
     }
 }
 
 #[tokio::test]
 async fn a_harness_whose_keys_the_registry_does_not_know_is_refused() {
     let remote = Remote::start().await;
-    let registry = Registry::new(&remote.url, "box", HARNESS, None).unwrap();
+    let registry = remote.registry();
     let [known, other] = [(); 2].map(|()| Identity::generate().unwrap());
     assert_eq!(knock(&registry, &known, &known).await, None);
     assert_eq!(knock(&registry, &known, &other).await, Some(Fault::Reset));
