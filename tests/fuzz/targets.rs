@@ -2,6 +2,7 @@
 //! thousand random inputs; `main.rs` beside this file lets libFuzzer search for more.
 
 use super::reference::{Case, Reader, SetUp};
+use super::relay;
 use portcullis_protocol::path::AbsolutePath;
 use portcullis_protocol::sandbox::Sandbox;
 use portcullis_sandbox::compiled::{Compiled, Verdict};
@@ -14,8 +15,16 @@ use std::path::Path;
 pub(crate) type Target = fn(&[u8]) -> bool;
 
 /// All of them, by name.
-pub(crate) const TARGETS: [(&str, Target); 4] =
-    [("sandbox", sandbox), ("policy-file", policy_file), ("policy-bytes", policy_bytes), ("rules", rules)];
+pub(crate) const TARGETS: [(&str, Target); 8] = [
+    ("sandbox", sandbox),
+    ("policy-file", policy_file),
+    ("policy-bytes", policy_bytes),
+    ("rules", rules),
+    ("relay-frame", relay::frame),
+    ("relay-handshake", relay::handshake),
+    ("relay-answer", relay::answer),
+    ("relay-network", relay::network),
+];
 
 /// Text becomes a sandbox object or an error. What is written again means the same, so that nothing was lost in reading it.
 pub(crate) fn sandbox(data: &[u8]) -> bool {

@@ -35,6 +35,7 @@ mod output;
 mod policies;
 mod processes;
 mod races;
+mod relay_attacks;
 mod remote;
 mod remote_bounds;
 mod remote_credentials;
