@@ -213,7 +213,8 @@ impl Drive {
     }
 
     /// Ends the stream that holds most if all together hold too much, and answers whether there was one: a harness that is let in
-    /// may begin a message of 64 MiB on each of its streams, and take none of what it is sent.
+    /// may begin a message of 64 MiB on each of its streams, and take none of what it is sent. One that was ended holds nothing more, so
+    /// no stream is chosen twice.
     fn shed(&mut self) -> bool {
         let waiting: usize = self.streams.values().map(ToPump::held).sum();
         let held = waiting + self.mux.held().map(|(_, bytes)| bytes).sum::<usize>();
@@ -384,3 +385,6 @@ async fn dial(mut way: Way) -> (Way, Result<Socket, RegistryError>) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

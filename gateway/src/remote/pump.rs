@@ -64,9 +64,10 @@ impl ToPump {
         if let Err(TrySendError::Full(_)) = sent { Err(NoRoom) } else { Ok(()) }
     }
 
-    /// Bytes that did not arrive yet.
+    /// Bytes that did not arrive yet. Of what is dropped there are none: nothing makes them fewer but the link, which lets go of them
+    /// as soon as it is its turn.
     pub(super) fn held(&self) -> usize {
-        self.bytes.load(Ordering::Relaxed)
+        if self.dropped.is_cancelled() { 0 } else { self.bytes.load(Ordering::Relaxed) }
     }
 
     /// Nothing follows.
@@ -164,6 +165,7 @@ mod tests {
         let (mut to_pump, mut from_stream) = channel();
         to_pump.send(Bytes::from_static(b"abc")).unwrap();
         to_pump.drop_all();
+        assert_eq!(to_pump.held(), 0, "to drop it again would make nothing fewer");
         assert_eq!(from_stream.recv().now_or_never(), Some(None));
     }
 
