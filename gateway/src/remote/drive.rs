@@ -310,20 +310,16 @@ impl Drive {
         self.reached.send_replace(false);
         self.present = None;
         self.unsent.clear();
-        if let Some(Socket { outgoing, incoming, mut carrier }) = self.socket.take() {
-            drop((outgoing, incoming));
-            let ended = carrier.join_next().await.and_then(Result::ok);
-            let reason = ended.unwrap_or_else(|| "its task is gone".to_owned());
+        if let Some(socket) = self.socket.take() {
+            let reason = socket.end(FAREWELL).await.unwrap_or_else(|| "its task is gone".to_owned());
             tracing::warn!("the connection to the rendezvous ended: {reason}");
         }
         self.handle(MuxInput::Disconnected);
     }
 
     async fn end(mut self) {
-        if let Some(Socket { outgoing, incoming, mut carrier }) = self.socket.take() {
-            drop((outgoing, incoming));
-            let _taken = timeout(FAREWELL, carrier.join_next()).await;
-            carrier.shutdown().await;
+        if let Some(socket) = self.socket.take() {
+            let _reason = socket.end(FAREWELL).await;
         }
         self.streams.values_mut().for_each(ToPump::drop_all);
         self.dials.shutdown().await;
