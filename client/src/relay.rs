@@ -121,7 +121,8 @@ impl Drive {
             if let Some(reason) = self.carry_out() {
                 return self.end(reason).await;
             }
-            let deadline = self.harness.deadline().map(Instant::from_std);
+            // While the socket does not take what there is the stream is not asked for more: what is due then waits for it alone.
+            let deadline = self.harness.deadline().map(Instant::from_std).filter(|_| self.unsent.len() < UNSENT);
             let takes = self.opened.is_none() && self.held.is_none();
             let reads = self.unsent.len() < UNSENT && self.untaken_bytes < UNTAKEN;
             tokio::select! {

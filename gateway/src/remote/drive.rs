@@ -141,7 +141,7 @@ impl Drive {
             if farewell.is_some_and(|until| is_done || Instant::now() >= until) {
                 break Ok(());
             }
-            let deadline = self.mux.deadline().map(Instant::from_std).into_iter().chain(farewell).min();
+            let deadline = self.deadline().into_iter().chain(farewell).min();
             let outgoing = self.socket.as_ref().map(|socket| socket.outgoing.clone());
             let reads = self.unsent.len() < UNSENT;
             tokio::select! {
@@ -170,6 +170,12 @@ impl Drive {
         };
         self.end().await;
         result
+    }
+
+    /// When the multiplexer has something to do. While the socket does not take what there is it is not asked for more, so that what
+    /// is due stays due: it waits for the socket, and not for the time.
+    fn deadline(&self) -> Option<Instant> {
+        self.mux.deadline().map(Instant::from_std).filter(|_| self.unsent.len() < UNSENT)
     }
 
     fn handle(&mut self, input: MuxInput) {

@@ -107,3 +107,16 @@ async fn a_thousand_small_messages_at_once_are_delivered() {
     }
     world.drive.end().await;
 }
+
+#[tokio::test]
+async fn what_is_due_waits_for_a_socket_that_takes_nothing() {
+    let mut world = World::new();
+    world.open("a");
+    let drive = &mut world.drive;
+    assert!(drive.deadline().is_some(), "the stream has a heartbeat to send");
+    drive.unsent.resize(UNSENT, Bytes::from_static(b"frame"));
+    assert_eq!(drive.deadline(), None);
+    drive.unsent.pop_front();
+    assert!(drive.deadline().is_some());
+    world.drive.end().await;
+}
