@@ -59,11 +59,28 @@ impl DialError {
 }
 
 impl Socket {
-    /// Dials a URL that the registry gave, within 10 s.
+    /// Dials a URL that the registry gave, within 10 s: `wss://`, or `ws://` on this very machine.
     ///
     /// # Errors
     /// See [`DialError`].
     pub async fn dial(url: &str, tls: Option<&Tls>) -> Result<Self, DialError> {
+        if Url::parse(url).is_ok_and(|url| url.scheme() == "ws" && !wire::is_loopback(&url)) {
+            let reason = "the registry gave a ws:// URL of another machine, and it is a secret that would travel in clear; \
+                          tell the rendezvous with --public-url wss://HOST where it is reached over TLS";
+            return Err(DialError::Unreachable(reason.to_owned()));
+        }
+        Self::open(url, tls).await
+    }
+
+    /// Dials a `ws://` URL wherever it leads: over a network of which the caller knows that nobody listens there.
+    ///
+    /// # Errors
+    /// See [`DialError`].
+    pub async fn dial_in_clear(url: &str) -> Result<Self, DialError> {
+        Self::open(url, None).await
+    }
+
+    async fn open(url: &str, tls: Option<&Tls>) -> Result<Self, DialError> {
         let dialled = timeout(CONNECT, upgrade(url, tls)).await;
         let late = |_elapsed| DialError::Unreachable(format!("nothing was answered within {} s", CONNECT.as_secs()));
         let socket = dialled.map_err(late)??;
@@ -189,6 +206,29 @@ mod tests {
         let mut signs = async || while far.write_all(&PING).await.is_ok() {};
         let (reason, ()) = tokio::join!(async { socket.carrier.join_next().await.unwrap().unwrap() }, signs());
         assert_eq!(reason, "the rendezvous took nothing for 0 s");
+    }
+
+    #[tokio::test]
+    async fn no_other_machine_is_dialled_in_clear_unless_the_caller_says_so() {
+        // All of it is this machine in truth; nothing else says so of the first.
+        let listener = tokio::net::TcpListener::bind("0.0.0.0:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let other = format!("ws://0.0.0.0:{port}/?sig=hush");
+        let error = Socket::dial(&other, None).await.unwrap_err().to_string();
+        assert!(error.contains("--public-url wss://HOST") && !error.contains("hush"), "{error}");
+        let answer = async {
+            for _ in 0..2 {
+                let (mut asked, _) = listener.accept().await.unwrap();
+                assert_ne!(asked.read(&mut [0; 1024]).await.unwrap(), 0);
+                asked.write_all(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n").await.unwrap();
+            }
+        };
+        let dial = async {
+            assert_eq!(Socket::dial_in_clear(&other).await.unwrap_err(), DialError::Refused(404));
+            let here = format!("ws://127.0.0.1:{port}/");
+            assert_eq!(Socket::dial(&here, None).await.unwrap_err(), DialError::Refused(404));
+        };
+        tokio::join!(answer, dial);
     }
 
     #[tokio::test]
