@@ -80,7 +80,7 @@ pub enum MuxInput {
         /// Whether the harness may.
         is_allowed: bool,
     },
-    /// The stream takes no more messages: those that are queued are delivered, for at most 5 s, and then it ends.
+    /// The stream takes no more messages: those that are queued are delivered, and then it ends, or after 5 s without progress.
     Close(StreamKey),
     /// The stream ends now: whoever takes its messages is not fast enough, or gone.
     Abort(StreamKey),

@@ -117,6 +117,11 @@ impl Records {
         self.outbox.is_empty()
     }
 
+    /// How many records the peer confirmed.
+    pub(crate) fn confirmed(&self) -> u32 {
+        self.outbox.confirmed()
+    }
+
     /// Bytes of records that wait in either direction.
     pub(crate) fn held(&self) -> usize {
         self.inbox.held() + self.outbox.held()

@@ -424,6 +424,47 @@ fn a_stream_that_closes_delivers_first() {
     assert_eq!(outputs.len(), 3);
 }
 
+/// A stream whose peer says that it repeats, and whose frames are made by hand.
+fn open_reliable(mux: &mut Mux, keys: &PublicKeys, stream: &str, now: Instant) -> StreamKey {
+    let (_, message) = Initiator::start(&Identity::generate().unwrap(), keys, binding(stream), "may").unwrap();
+    let key = question(&give(mux, frame(stream, REPEATS, Body::Handshake { payload: message.into() }), now));
+    mux.handle(MuxInput::Validated { stream: key, is_allowed: true }, now);
+    assert!(matches!(drain(mux, now)[..], [MuxOutput::Send(_), MuxOutput::Opened(_)]));
+    key
+}
+
+#[test]
+fn a_stream_that_closes_has_time_for_as_long_as_its_peer_confirms() {
+    let now = Instant::now();
+    let (mut mux, keys) = executor();
+    let flush = Duration::from_secs(5);
+    let message = Bytes::from(vec![b'x'; 6 << 20]);
+    let key = open_reliable(&mut mux, &keys, "slow", now);
+    mux.queue(key, message.clone()).unwrap();
+    mux.handle(MuxInput::Close(key), now);
+    let (mut at, mut records, mut bytes) = (now, 0, 0);
+    let mut outputs = drain(&mut mux, at);
+    while !matches!(outputs.last(), Some(MuxOutput::Closed(..))) {
+        for output in outputs {
+            let MuxOutput::Send(sent) = output else { panic!("{output:?}") };
+            let Body::Record { payload, .. } = Frame::decode(sent).unwrap().body else { panic!("no record") };
+            (records, bytes) = (records + 1, bytes + payload.len());
+        }
+        at += flush - Duration::from_millis(1);
+        outputs = give(&mut mux, frame("slow", records + 1, Body::Ack), at);
+    }
+    assert_eq!(outputs.last(), Some(&MuxOutput::Closed(key, Fault::Done)));
+    assert!(bytes > message.len() && at > now + 2 * flush, "{bytes} bytes in {:?}", at - now);
+    // One that confirms nothing more has as long as ever.
+    let key = open_reliable(&mut mux, &keys, "still", now);
+    mux.queue(key, message).unwrap();
+    mux.handle(MuxInput::Close(key), now);
+    drain(&mut mux, now);
+    let at = now + flush - Duration::from_millis(1);
+    assert!(give(&mut mux, frame("still", 1, Body::Ack), at).is_empty());
+    assert_eq!(drain(&mut mux, now + flush).last(), Some(&MuxOutput::Closed(key, Fault::Done)));
+}
+
 fn any_body() -> impl Strategy<Value = Body> {
     let payload = || proptest::collection::vec(any::<u8>(), 1..100).prop_map(Bytes::from);
     prop_oneof![
