@@ -122,6 +122,11 @@ impl Records {
         self.outbox.confirmed()
     }
 
+    /// When something was heard of the peer last.
+    pub(crate) fn heard(&self) -> Instant {
+        self.heard
+    }
+
     /// Bytes of records that wait in either direction.
     pub(crate) fn held(&self) -> usize {
         self.inbox.held() + self.outbox.held()

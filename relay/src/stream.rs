@@ -58,6 +58,11 @@ impl Stream {
         Ok(())
     }
 
+    /// When something was heard of the peer last.
+    pub(crate) fn heard(&self) -> Instant {
+        self.records.heard()
+    }
+
     /// The next message that the peer sent.
     pub(crate) fn message(&mut self) -> Option<Bytes> {
         self.received.pop_front()

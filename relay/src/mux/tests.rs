@@ -367,6 +367,44 @@ fn questions_and_streams_are_bounded() {
 }
 
 #[test]
+fn streams_of_a_lost_connection_keep_nobody_out() {
+    let began = Instant::now();
+    let (mut mux, keys) = executor();
+    let second = |count| began + Duration::from_secs(count);
+    let open: Vec<StreamKey> =
+        (0..MAX_STREAMS).map(|number| open_reliable(&mut mux, &keys, &number.to_string(), began)).collect();
+    let says = |mux: &mut Mux, number: usize, now| assert_eq!(give(mux, frame(&number.to_string(), 1, Body::Ack), now), []);
+    let ask = |mux: &mut Mux, stream: &str, now| give(mux, handshake_of(&Identity::generate().unwrap(), &keys, stream).1, now);
+    assert_reset(ask(&mut mux, "more", second(1)), "more");
+    says(&mut mux, 5, second(1));
+    mux.handle(MuxInput::Disconnected, second(2));
+    mux.handle(MuxInput::Connected, second(2));
+    assert_eq!(drain(&mut mux, second(2)).len(), MAX_STREAMS, "each says what it waits for");
+    // All but three are heard of again: the one that spoke last before, and two others.
+    (0..MAX_STREAMS).filter(|number| ![5, 70, 100].contains(number)).for_each(|number| says(&mut mux, number, second(3)));
+    // Names are in the order of their letters: of those that were heard of last at the same time, "100" is the first.
+    for (stream, replaced) in [("more", 100), ("and more", 70)] {
+        let key = question(&ask(&mut mux, stream, second(3)));
+        mux.handle(MuxInput::Validated { stream: key, is_allowed: true }, second(3));
+        let mut outputs = drain(&mut mux, second(3));
+        let of_new = outputs.split_off(2);
+        assert!(matches!(of_new[..], [MuxOutput::Send(_), MuxOutput::Opened(opened)] if opened == key), "{of_new:?}");
+        assert_eq!(outputs.pop(), Some(MuxOutput::Closed(open[replaced], Fault::Silent)));
+        assert_reset(outputs, &replaced.to_string());
+    }
+    // One that the registry does not let in replaces nobody, and nor does one that is let in when the last was heard of.
+    let refused = question(&ask(&mut mux, "refused", second(3)));
+    mux.handle(MuxInput::Validated { stream: refused, is_allowed: false }, second(3));
+    assert_reset(drain(&mut mux, second(3)), "refused");
+    let late = question(&ask(&mut mux, "late", second(3)));
+    says(&mut mux, 5, second(4));
+    mux.handle(MuxInput::Validated { stream: late, is_allowed: true }, second(4));
+    assert_reset(drain(&mut mux, second(4)), "late");
+    assert_reset(ask(&mut mux, "last", second(4)), "last");
+    assert!(mux.queue(open[5], Bytes::from_static(b"x")).is_ok());
+}
+
+#[test]
 fn streams_take_turns() {
     let now = Instant::now();
     let (mut mux, keys) = executor();
