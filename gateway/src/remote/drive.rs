@@ -1,8 +1,8 @@
 //! Drives the multiplexer: frames from and to the rendezvous, messages from and to the gateway, questions to the registry.
 
-use super::Registered;
 use super::bridge::bridge;
 use super::pump::{self, FromLink, FromStream, NoRoom, ToPump, pump};
+use super::{Registered, RemoteError};
 use crate::caller::Transport;
 use crate::link::Link;
 use crate::metrics::{Metrics, Present};
@@ -125,8 +125,8 @@ impl Drive {
     }
 
     /// Drives until `ended`, and then until what is left was delivered, for at most 2 s. An error is the registry's, which does not
-    /// accept the token any more.
-    pub(super) async fn run(mut self, ended: CancellationToken) -> Result<(), RegistryError> {
+    /// accept the token any more, or a defect of this program.
+    pub(super) async fn run(mut self, ended: CancellationToken) -> Result<(), RemoteError> {
         let mut farewell = None;
         let result = loop {
             self.carry_out();
@@ -160,9 +160,11 @@ impl Drive {
                     Ok(stream) => drop(self.streams.remove(&stream)),
                     Err(error) => tracing::error!("a relay stream's pump: {error}"),
                 },
-                Some(Ok((way, dialled))) = self.dials.join_next() => match dialled {
-                    Ok(socket) => self.connected(way, socket),
-                    Err(error) => break Err(error),
+                Some(dialled) = self.dials.join_next() => match dialled {
+                    Ok((way, Ok(socket))) => self.connected(way, socket),
+                    Ok((_, Err(error))) => break Err(error.into()),
+                    // What it takes to dial again went with it.
+                    Err(error) => break Err(RemoteError::defect("dial the rendezvous", &error)),
                 },
                 () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => self.handle(MuxInput::Timer),
                 () = ended.cancelled(), if farewell.is_none() => farewell = Some(Instant::now() + FAREWELL),

@@ -120,3 +120,13 @@ async fn what_is_due_waits_for_a_socket_that_takes_nothing() {
     assert!(drive.deadline().is_some());
     world.drive.end().await;
 }
+
+#[tokio::test]
+async fn a_dial_that_panics_ends_the_driver_with_an_error() {
+    let mut drive = World::new().drive;
+    drive.way = None;
+    drive.dials.spawn(async { panic!("by the test") });
+    let ended = timeout(Duration::from_secs(10), drive.run(CancellationToken::new())).await;
+    let error = ended.expect("it does not wait for a dial that is gone").unwrap_err().to_string();
+    assert!(error.contains("dial the rendezvous") && error.contains("by the test"), "{error}");
+}
