@@ -6,6 +6,7 @@ use crate::link::Outgoing;
 use crate::metrics::{Direction, Metrics};
 use crate::reply;
 use futures_util::FutureExt as _;
+use portcullis_protocol::binary::Message;
 use portcullis_protocol::rpc::{self, Id, RpcError};
 use serde::Serialize;
 use std::panic::AssertUnwindSafe;
@@ -49,41 +50,62 @@ async fn finish(id: Id, way: Way, call: Pin<Box<dyn Future<Output = Result<Answe
         None => outcome,
     };
     let answer = outcome.unwrap_or_else(|error| rpc::error_text(&id, &error).into());
-    metrics.message(Direction::Out, answer.text.len());
-    let message = match answer {
-        Answer { text, room: Some(room) } => Outgoing::Large(text, room),
+    let Answer { message, room } = answer;
+    metrics.message(Direction::Out, message.size());
+    let room = match room {
         // Only now is it known how large it is; at least what waits for the client is bounded.
-        Answer { text, room: None } if text.len() > LARGE => {
-            let room = replies.charge(text.len()).await;
-            Outgoing::Large(text, room)
-        }
-        Answer { text, room: None } => Outgoing::Text(text),
+        None if message.size() > LARGE => Some(replies.charge(message.size()).await),
+        room => room,
     };
-    let _link_gone = outgoing.send(message).await;
+    let _link_gone = outgoing.send(Outgoing::message(message, room)).await;
 }
 
-/// An answer's text, with the room that it takes if it is large.
+/// An answer, with the room that it takes if it is large.
 #[derive(Debug)]
 pub(crate) struct Answer {
-    pub(crate) text: String,
+    pub(crate) message: Message,
     pub(crate) room: Option<Charge>,
 }
 
 impl Answer {
-    pub(crate) fn large(text: String, room: Charge) -> Self {
-        Self { text, room: Some(room) }
+    pub(crate) fn large(message: impl Into<Message>, room: Charge) -> Self {
+        Self { message: message.into(), room: Some(room) }
     }
 }
 
 impl From<String> for Answer {
     fn from(text: String) -> Self {
-        Self { text, room: None }
+        Self { message: text.into(), room: None }
     }
 }
 
-/// Bytes of so many bytes in base64, with what is around them.
-pub(crate) fn text_size(bytes: usize) -> usize {
-    (bytes / 3).saturating_mul(4).saturating_add(256)
+/// How bytes travel to a client, which is settled by its `initialize`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// In base64, in the JSON.
+    #[default]
+    Json,
+    /// As they are, beside the JSON.
+    Binary,
+}
+
+impl Form {
+    /// What so many bytes take, with what is around them.
+    pub(crate) fn size(self, bytes: usize) -> usize {
+        let bytes = match self {
+            Self::Json => (bytes / 3).saturating_mul(4),
+            Self::Binary => bytes,
+        };
+        bytes.saturating_add(256)
+    }
+
+    /// The message of a result whose one member is bytes; `more` is raw JSON that begins with a comma, or nothing.
+    pub(crate) fn bytes_result(self, id: &Id, member: &str, bytes: Vec<u8>, more: &str) -> Message {
+        match self {
+            Self::Json => rpc::bytes_result_text(id, member, &bytes, more).into(),
+            Self::Binary => Message::binary(rpc::bytes_result_head(id, more), bytes.into()),
+        }
+    }
 }
 
 /// The session's answer as a text.

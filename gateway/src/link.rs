@@ -4,6 +4,7 @@ use crate::budget::{Budget, Charge};
 use crate::caller::{Caller, Transport};
 use crate::scope::TokenScope;
 use bytes::Bytes;
+use portcullis_protocol::binary::Message;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
@@ -27,6 +28,8 @@ pub struct Link {
     pub(crate) answered: watch::Receiver<u64>,
     /// Whether [`Outgoing::Ping`] is answered.
     pub(crate) answers_pings: bool,
+    /// Whether it carries [`Outgoing::Binary`].
+    pub(crate) carries_binary: bool,
     /// How texts name the peer, as in `websocket JSON-RPC message from exec-server websocket 127.0.0.1:4000`.
     pub(crate) peer: String,
     /// Whether the session may outlive this link: no on stdio, whose client cannot come back.
@@ -115,6 +118,16 @@ pub enum Outgoing {
     Text(String),
     /// One message, with the room that it takes: to be dropped when it was sent.
     Large(String, Charge),
+    /// One message of JSON and bytes (see [`portcullis_protocol::binary`]), with the room that it takes if it is large; only over
+    /// links that carry those.
+    Binary {
+        /// The message without its bytes.
+        head: String,
+        /// Its bytes.
+        body: Bytes,
+        /// To be dropped when it was sent.
+        room: Option<Charge>,
+    },
     /// A ping that carries this mark; only over links that answer those, with [`Inlet::answered`] once the client has
     /// received everything before it.
     Ping(u64),
@@ -143,6 +156,7 @@ impl Link {
             outgoing,
             answered: answers,
             answers_pings: false,
+            carries_binary: false,
             peer: peer.into(),
             resumable,
             doubt: Doubt(doubt),
@@ -171,6 +185,23 @@ impl Link {
     #[must_use]
     pub fn answering_pings(self) -> Self {
         Self { answers_pings: true, ..self }
+    }
+
+    /// The same link, which carries [`Outgoing::Binary`]. Its client gets such messages if it asks for them.
+    #[must_use]
+    pub fn carrying_binary(self) -> Self {
+        Self { carries_binary: true, ..self }
+    }
+}
+
+impl Outgoing {
+    /// A message, with the room that it takes if it is large.
+    pub(crate) fn message(Message { text, body }: Message, room: Option<Charge>) -> Self {
+        match (body, room) {
+            (Some(body), room) => Self::Binary { head: text, body, room },
+            (None, Some(room)) => Self::Large(text, room),
+            (None, None) => Self::Text(text),
+        }
     }
 }
 
