@@ -1,7 +1,7 @@
 //! A link over a WebSocket.
 
+use crate::link::{Carried, Incoming, Received};
 use crate::options::Token;
-use crate::task::{Carried, Incoming, Received};
 use crate::tls::Tls;
 use futures_util::{SinkExt as _, StreamExt as _};
 use std::time::Duration;

@@ -1,5 +1,6 @@
 //! The client's task: it carries out what [`Core`] decides. It alone owns the transport and who waits for which answer.
 
+use crate::link::{Carried, Received};
 use crate::mailbox::{Letter, Mailbox, Taken};
 use crate::options::Token;
 use crate::pending::Again;
@@ -15,7 +16,6 @@ use std::time::Duration;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::task::{AbortHandle, JoinError, JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep_until, timeout};
-use tokio_tungstenite::tungstenite::Bytes;
 
 /// Messages that the link has not taken yet; while there are more, nothing is taken from the handles.
 const MOST_UNSENT: usize = 64;
@@ -29,50 +29,6 @@ pub struct Transport {
     pub outgoing: mpsc::Sender<String>,
     /// From the server; it ends when the link does.
     pub incoming: mpsc::Receiver<String>,
-}
-
-/// A link as the task has it.
-#[derive(Debug)]
-pub(crate) struct Carried {
-    pub(crate) outgoing: mpsc::Sender<String>,
-    pub(crate) incoming: Incoming,
-}
-
-/// What comes over a link: texts alone, or binary messages too.
-#[derive(Debug)]
-pub(crate) enum Incoming {
-    Texts(mpsc::Receiver<String>),
-    Messages(mpsc::Receiver<Received>),
-}
-
-/// One message of a server, whole.
-#[derive(Debug)]
-pub(crate) enum Received {
-    Text(String),
-    Binary(Bytes),
-}
-
-impl From<Transport> for Carried {
-    fn from(Transport { outgoing, incoming }: Transport) -> Self {
-        Self { outgoing, incoming: Incoming::Texts(incoming) }
-    }
-}
-
-impl Incoming {
-    async fn recv(&mut self) -> Option<Received> {
-        match self {
-            Self::Texts(texts) => texts.recv().await.map(Received::Text),
-            Self::Messages(messages) => messages.recv().await,
-        }
-    }
-
-    /// Whether it is at its end and everything was taken.
-    fn has_ended(&self) -> bool {
-        match self {
-            Self::Texts(texts) => texts.is_closed() && texts.is_empty(),
-            Self::Messages(messages) => messages.is_closed() && messages.is_empty(),
-        }
-    }
 }
 
 /// Where an answer goes.

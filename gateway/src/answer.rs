@@ -117,3 +117,37 @@ pub(crate) async fn answered<T: Serialize>(id: Id, answer: oneshot::Receiver<Res
 pub(crate) fn text(id: &Id, result: &impl Serialize) -> Result<String, RpcError> {
     rpc::result_text(id, result).map_err(|error| reply::internal(format!("the result cannot be written: {error}")))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What becomes of an answer of so many bytes, where there is room for so many.
+    async fn sent(form: Form, bytes: usize, free: usize) -> Option<Outgoing> {
+        let (outgoing, mut sent) = mpsc::channel(1);
+        let replies = Budget::new(8 << 20);
+        let _others = replies.charge((8 << 20) - free).await;
+        let way = Way { outgoing, replies, metrics: Arc::new(Metrics::new()), asked: None };
+        let call = async move {
+            let message = form.bytes_result(&Id::Number(1), "chunk", vec![0; bytes], "");
+            Ok(Answer { message, room: None })
+        };
+        let _held_up = carry_out(Id::Number(1), way, call).now_or_never();
+        sent.try_recv().ok()
+    }
+
+    #[tokio::test]
+    async fn bytes_are_charged_by_what_is_held_of_them() {
+        assert!(matches!(sent(Form::Binary, LARGE / 2, 0).await, Some(Outgoing::Binary { room: None, .. })), "it is small");
+        assert!(sent(Form::Binary, LARGE, 0).await.is_none(), "there is no room");
+        let (bytes, free) = (3 << 20, (3 << 20) + 1024);
+        assert!(matches!(sent(Form::Binary, bytes, free).await, Some(Outgoing::Binary { room: Some(_), .. })));
+        assert!(sent(Form::Json, bytes, free).await.is_none());
+        assert!(
+            matches!(sent(Form::Json, bytes, free / 2 * 3).await, Some(Outgoing::Large(..))),
+            "control: in base64 it takes more"
+        );
+        let message = Form::Binary.bytes_result(&Id::Number(1), "chunk", vec![0; bytes], "");
+        assert!((bytes..free).contains(&message.size()) && (message.size()..free).contains(&Form::Binary.size(bytes)));
+    }
+}

@@ -19,7 +19,7 @@ use crate::environment;
 use crate::handles::{Disk, Handles};
 use crate::handshake::Handshake;
 use crate::http::Bodies;
-use crate::link::{Doubt, Incoming, Link, Outgoing};
+use crate::link::{Abilities, Doubt, Incoming, Link, Outgoing};
 use crate::metrics::Direction;
 use crate::policies::Policies;
 use crate::reply;
@@ -70,20 +70,7 @@ pub(crate) async fn run(core: Arc<Core>, link: Link, closing: CancellationToken)
 }
 
 async fn serve(core: Arc<Core>, link: Link, closing: CancellationToken, number: u64) {
-    let Link {
-        mut incoming,
-        outgoing,
-        mut answered,
-        answers_pings,
-        carries_binary,
-        peer,
-        resumable,
-        doubt,
-        handshake,
-        budget,
-        caller,
-        scope,
-    } = link;
+    let Link { mut incoming, outgoing, mut answered, can, peer, resumable, doubt, handshake, budget, caller, scope } = link;
     budget.join(&core.room.incoming);
     let replies = Budget::new(REPLY_BYTES);
     replies.join(&core.room.replies);
@@ -100,8 +87,7 @@ async fn serve(core: Arc<Core>, link: Link, closing: CancellationToken, number: 
         core,
         outgoing,
         doubt,
-        answers_pings,
-        carries_binary,
+        can,
         form: Form::Json,
         peer,
         caller,
@@ -169,8 +155,8 @@ struct Connection {
     core: Arc<Core>,
     outgoing: mpsc::Sender<Outgoing>,
     doubt: Doubt,
-    answers_pings: bool,
-    carries_binary: bool,
+    can: Abilities,
+    /// As its client asked.
     form: Form,
     peer: String,
     caller: Caller,

@@ -26,10 +26,7 @@ pub struct Link {
     /// The last mark that was answered, which speaks for those before it: a state, not messages, so that it waits behind
     /// nothing and nobody waits to put it there.
     pub(crate) answered: watch::Receiver<u64>,
-    /// Whether [`Outgoing::Ping`] is answered.
-    pub(crate) answers_pings: bool,
-    /// Whether it carries [`Outgoing::Binary`].
-    pub(crate) carries_binary: bool,
+    pub(crate) can: Abilities,
     /// How texts name the peer, as in `websocket JSON-RPC message from exec-server websocket 127.0.0.1:4000`.
     pub(crate) peer: String,
     /// Whether the session may outlive this link: no on stdio, whose client cannot come back.
@@ -42,6 +39,15 @@ pub struct Link {
     pub(crate) scope: Option<Arc<TokenScope>>,
     /// What its client's messages are charged to.
     pub(crate) budget: Budget,
+}
+
+/// What a link can beside carrying texts in order.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Abilities {
+    /// [`Outgoing::Ping`] is answered.
+    pub(crate) answers_pings: bool,
+    /// [`Outgoing::Binary`] is carried.
+    pub(crate) carries_binary: bool,
 }
 
 /// Raised when somebody else wants what the client of a link has: the client may be gone without a word, and a transport that
@@ -155,8 +161,7 @@ impl Link {
             incoming,
             outgoing,
             answered: answers,
-            answers_pings: false,
-            carries_binary: false,
+            can: Abilities::default(),
             peer: peer.into(),
             resumable,
             doubt: Doubt(doubt),
@@ -184,13 +189,13 @@ impl Link {
     /// received that; over any other link, sending must be enough.
     #[must_use]
     pub fn answering_pings(self) -> Self {
-        Self { answers_pings: true, ..self }
+        Self { can: Abilities { answers_pings: true, ..self.can }, ..self }
     }
 
     /// The same link, which carries [`Outgoing::Binary`]. Its client gets such messages if it asks for them.
     #[must_use]
     pub fn carrying_binary(self) -> Self {
-        Self { carries_binary: true, ..self }
+        Self { can: Abilities { carries_binary: true, ..self.can }, ..self }
     }
 }
 

@@ -29,7 +29,7 @@ impl Connection {
             take_over: params.take_over,
             retention: params.retention_ms.map(|asked| Duration::from_millis(asked).min(longest)),
             proof: self.proof(params.acknowledge),
-            form: if params.binary_frames && self.carries_binary { Form::Binary } else { Form::Json },
+            form: if params.binary_frames && self.can.carries_binary { Form::Binary } else { Form::Json },
         };
         let newcomer =
             Newcomer { outgoing: self.outgoing.clone(), evicted: self.leaving.clone(), doubt: self.doubt.clone(), terms };

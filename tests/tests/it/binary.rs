@@ -73,7 +73,8 @@ async fn files_and_output_are_the_same_in_both_ways() {
         assert!(results[0] == results[1], "{offset}");
     }
     let output = random(5 << 20);
-    let path = place.put("output", &output);
+    place.put("output", &output);
+    let path = place.path("output").display().to_string();
     for (client, expect) in [(&mut client, true), (&mut plain, false)] {
         let events = client.run(&place, "p", &["cat", &path], json!({})).await;
         let (bytes, is_binary) = written(&events);
