@@ -13,6 +13,7 @@ mod idle;
 mod load;
 mod machine;
 mod plot;
+mod relay;
 mod rows;
 mod scale;
 mod server;
@@ -40,7 +41,7 @@ pub(crate) type Failure = Box<dyn Error>;
 #[derive(Debug, Parser)]
 struct Arguments {
     /// A server: a name, and its URL or the command that starts it and prints its URL. May be repeated.
-    #[arg(long, value_name = "NAME=URL|COMMAND", required_unless_present = "emit")]
+    #[arg(long, value_name = "NAME=URL|COMMAND", required_unless_present_any = ["emit", "relay"])]
     server: Vec<Source>,
     /// A file with the token that a server asks for; may be repeated, in the order of the servers. Those behind the last one are
     /// given none.
@@ -64,6 +65,9 @@ struct Arguments {
     /// Say instead how cost grows with sessions, entries, policies and bytes, and draw it into this directory.
     #[arg(long, value_name = "DIR")]
     scale: Option<PathBuf>,
+    /// Say instead what the way through a rendezvous costs this program, a `portcullis`.
+    #[arg(long, value_name = "PROGRAM")]
+    relay: Option<PathBuf>,
     /// The process id of the first server, if it is a URL, for the loads.
     #[arg(long)]
     pid: Option<u32>,
@@ -82,13 +86,16 @@ fn main() -> Result<(), Failure> {
     if let Some(rate) = arguments.emit {
         return emit(rate, arguments.seconds);
     }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    if let Some(program) = &arguments.relay {
+        return runtime.block_on(relay::run(program, &Ground::new()?));
+    }
     if arguments.loads.is_empty() {
         return measure(&arguments);
     }
     let first = arguments.server.first().ok_or("no server")?;
     let (server, _taken) = first.open(token(&arguments, 0)?)?;
     let pid = server.pid.or(arguments.pid).ok_or("--pid is needed for a server that runs already")?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let token = server.address.token.clone().map(Token::new);
     runtime.block_on(load::run(&server.address.url, token, pid, &arguments.loads))
 }

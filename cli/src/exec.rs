@@ -14,6 +14,7 @@ use portcullis::protocol::denial::{Denial, Denials, Wanted};
 use portcullis::protocol::event::Stream;
 use portcullis::protocol::path::WirePath;
 use portcullis::protocol::process::{EnvPolicy, Inherit, ReadResult, StartParams, WriteStatus};
+use portcullis::protocol::rpc::code;
 use portcullis::{Config, ExecServerRuntimePaths, Gateway};
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -213,7 +214,15 @@ async fn pass_input(input: Option<ProcessInput>, tty: bool) -> Result<(), Failur
         input.write(vec![END_OF_INPUT]).await?;
         return Ok(());
     }
-    Ok(input.close().await?)
+    match input.close().await {
+        // Servers of others cannot end the input: a command that does not wait for that end runs on all the same.
+        Err(ExecServerError::Server(error)) if error.code == code::METHOD_NOT_FOUND => {
+            let note = "portcullis: this server cannot end a command's input; what waits for its end waits on";
+            let _stderr_closed = writeln!(io::stderr(), "{note}");
+            Ok(())
+        }
+        ended => Ok(ended?),
+    }
 }
 
 /// Says on standard error what was denied, and what would allow it.

@@ -5,7 +5,7 @@ use crate::keys::{PublicKeys, SECURITY_PROFILE};
 use crate::wire::{self, Tls};
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full, Limited};
-use hyper::header::{CONTENT_TYPE, HOST};
+use hyper::header::{CONTENT_TYPE, HOST, HeaderMap};
 use hyper::{Method, Request};
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
@@ -214,15 +214,22 @@ impl Registry {
     }
 
     async fn ask<A: DeserializeOwned>(&self, call: &str, question: &impl Serialize) -> Result<A, RegistryError> {
-        let (status, body) = self.exchange(call, question).await?;
+        let mut shown = HeaderMap::new();
+        let (status, body) = self.exchange(call, question, &mut shown).await?;
         if !(200..300).contains(&status) {
-            return Err(refusal(status, &body));
+            return Err(refusal(status, &body, &shown));
         }
         // The error's text alone: what is at that place may be a secret.
         serde_json::from_slice(&body).map_err(|error| RegistryError::Answer(format!("{:?} error in it", error.classify())))
     }
 
-    async fn exchange(&self, call: &str, question: &impl Serialize) -> Result<(u16, Bytes), RegistryError> {
+    /// Asks, and leaves in `shown` what the registry was shown.
+    async fn exchange(
+        &self,
+        call: &str,
+        question: &impl Serialize,
+        shown: &mut HeaderMap,
+    ) -> Result<(u16, Bytes), RegistryError> {
         let unusable = |error: &dyn fmt::Display| RegistryError::Unusable(error.to_string());
         let unanswered = |error: &dyn fmt::Display| RegistryError::Unanswered(error.to_string());
         let late = |_elapsed| format!("nothing was answered within {} s", ANSWER.as_secs());
@@ -237,7 +244,8 @@ impl Registry {
         let request = request.header(CONTENT_TYPE, "application/json");
         let mut request = request.body(Full::new(Bytes::from(body))).map_err(|error| unusable(&error))?;
         let ready = timeout_at(until, async {
-            request.headers_mut().extend(self.credentials.headers(&self.base).await?);
+            *shown = self.credentials.headers(&self.base).await?;
+            request.headers_mut().extend(shown.clone());
             wire::open(&self.base, self.tls.as_ref()).await.map_err(RegistryError::Unreachable)
         });
         let wire = ready.await.map_err(late).map_err(RegistryError::Unreachable)??;
@@ -270,8 +278,9 @@ pub(crate) fn is_environment(text: &str) -> bool {
     (1..=MAX_ENVIRONMENT).contains(&text.len()) && text.bytes().all(is_known) && text.bytes().any(|letter| letter != b'.')
 }
 
-/// What the registry said when it said no.
-fn refusal(status: u16, body: &[u8]) -> RegistryError {
+/// What the registry said when it said no. It chooses the words, and they are no orders to a terminal; if it repeats what it was
+/// shown, we do not.
+fn refusal(status: u16, body: &[u8], shown: &HeaderMap) -> RegistryError {
     #[derive(Deserialize)]
     struct Body {
         error: Reason,
@@ -281,10 +290,17 @@ fn refusal(status: u16, body: &[u8]) -> RegistryError {
         code: Option<String>,
         message: Option<String>,
     }
+    let plain = |text: &str| {
+        let secrets = shown.values().filter(|value| value.is_sensitive()).filter_map(|value| value.to_str().ok());
+        let secrets = secrets.filter_map(|value| value.split_whitespace().last());
+        let text = secrets.fold(text.to_owned(), |text, secret| text.replace(secret, "(the token)"));
+        text.trim().chars().take(SHOWN).map(|letter| if letter.is_control() { '\u{fffd}' } else { letter }).collect::<String>()
+    };
     if let Ok(Body { error: Reason { code, message } }) = serde_json::from_slice(body) {
-        return RegistryError::Refused { status, code, message: message.unwrap_or_else(|| "no reason was given".to_owned()) };
+        let message = message.as_deref().map_or_else(|| "no reason was given".to_owned(), plain);
+        return RegistryError::Refused { status, code: code.as_deref().map(plain), message };
     }
-    let text: String = String::from_utf8_lossy(body).trim().chars().take(SHOWN).collect();
+    let text = plain(&String::from_utf8_lossy(body));
     let message = if text.is_empty() { "empty or malformed error body".to_owned() } else { text };
     RegistryError::Refused { status, code: None, message }
 }
@@ -335,9 +351,9 @@ mod tests {
 
     #[test]
     fn refusals_say_what_the_registry_said() {
-        let text = refusal(401, br#"{"error":{"code":"bad","message":"no such token"}}"#).to_string();
+        let text = refusal(401, br#"{"error":{"code":"bad","message":"no such token"}}"#, &HeaderMap::new()).to_string();
         assert_eq!(text, "environment registry authentication failed (401): no such token");
-        assert_eq!(refusal(500, b"oops").to_string(), "the environment registry refused (500): oops");
-        assert!(refusal(500, b"").to_string().contains("empty or malformed"));
+        assert_eq!(refusal(500, b"oops", &HeaderMap::new()).to_string(), "the environment registry refused (500): oops");
+        assert!(refusal(500, b"", &HeaderMap::new()).to_string().contains("empty or malformed"));
     }
 }

@@ -101,7 +101,7 @@ persistence = "none"
 class Turn:
     """One run of the client: `status`, `said` (its last message) and `stderr`."""
 
-    def __init__(self, program, home, workspace, server_url, sandbox, prompt, timeout=LONGEST_TURN, options=()):
+    def __init__(self, program, home, workspace, server, sandbox, prompt, timeout=LONGEST_TURN, options=()):
         last = home.folder / "last-message"
         command = [str(program), "exec", "--skip-git-repo-check", "--color", "never", "-C", str(workspace), "-o", str(last)]
         command += ["--sandbox", sandbox] if sandbox else []
@@ -112,8 +112,8 @@ class Turn:
             "CODEX_HOME": str(home.folder),
             "LANG": "C.UTF-8",
         }
-        if server_url is not None:
-            environment["CODEX_EXEC_SERVER_URL"] = server_url
+        # The variables that name the server.
+        environment |= server
         client = subprocess.Popen(command, cwd=home.folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                   stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True)
         try:

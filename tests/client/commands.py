@@ -18,9 +18,10 @@ def a_command_runs_at_the_server(scenario):
         assert exited(output, 0) == "äöü ✓", output
 
     scenario.turn(script())
-    assert len(scenario.sent("process/start")) == 2
-    lasts = [message["params"]["exitCode"] for message in scenario.told("process/exited")]
-    assert lasts == [3, 0], lasts
+    if scenario.reads_messages:
+        assert len(scenario.sent("process/start")) == 2
+        lasts = [message["params"]["exitCode"] for message in scenario.told("process/exited")]
+        assert lasts == [3, 0], lasts
 
 
 @runs
@@ -74,8 +75,9 @@ def a_terminal_answers(scenario):
         holds(exited(output, 0), "hello world")
 
     scenario.turn(script())
-    assert scenario.sent("process/start")[0]["params"]["tty"] is True
-    assert len(scenario.sent("process/write")) == 1
+    if scenario.reads_messages:
+        assert scenario.sent("process/start")[0]["params"]["tty"] is True
+        assert len(scenario.sent("process/write")) == 1
 
 
 @runs
@@ -92,8 +94,9 @@ def a_shell_is_talked_to(scenario):
         holds(seen + output, "42")
 
     scenario.turn(script())
-    written = [message["params"]["writeId"] for message in scenario.sent("process/write")]
-    assert written == ["1", "2", "3"], written
+    if scenario.reads_messages:
+        written = [message["params"]["writeId"] for message in scenario.sent("process/write")]
+        assert written == ["1", "2", "3"], written
 
 
 @runs
@@ -137,7 +140,7 @@ def what_still_runs_ends_with_the_client(scenario):
 
     scenario.turn(script())
     # The client says so and leaves without waiting for the answer.
-    assert scenario.sent("process/terminate")
+    assert not scenario.reads_messages or scenario.sent("process/terminate")
     # It is given once the command has ended, which is long before its session does.
     fcntl.flock(lock, fcntl.LOCK_EX)
 
@@ -155,7 +158,7 @@ def an_environments_file_names_the_server(scenario):
 @runs
 def the_client_starts_a_server_on_standard_streams(scenario):
     if scenario.on_stdio is None:
-        raise Skipped("which program serves is not known")
+        raise Skipped("no program is known that serves on standard streams")
     program, *arguments = scenario.on_stdio
 
     def script():

@@ -33,7 +33,8 @@ def patches_add_change_move_and_delete(scenario):
     assert (workspace / "new/arrived.txt").read_text() == "stays\ncomes\n"
     assert (workspace / "both").read_text() == "1\n"
     assert not (workspace / "moved.txt").exists() and not (workspace / "deleted.txt").exists()
-    assert len(scenario.sent("fs/remove")) == 2 and not scenario.sent("process/start")
+    if scenario.reads_messages:
+        assert len(scenario.sent("fs/remove")) == 2 and not scenario.sent("process/start")
 
 
 @runs
@@ -48,7 +49,7 @@ def a_patch_that_does_not_fit_changes_nothing(scenario):
 
     scenario.turn(script())
     assert (scenario.workspace / "file").read_text() == "one\n"
-    assert not scenario.sent("fs/writeFile")
+    assert not scenario.reads_messages or not scenario.sent("fs/writeFile")
 
 
 @runs
@@ -117,7 +118,7 @@ def images_are_seen(scenario):
         holds(text_of(output), "unable to locate image")
 
     scenario.turn(script())
-    assert scenario.sent("fs/readFile")
+    assert not scenario.reads_messages or scenario.sent("fs/readFile")
 
 
 def png(width, height, colour):
@@ -172,7 +173,7 @@ def skills_are_found(scenario):
         holds(output, "Make a loop.")
 
     scenario.turn(script())
-    assert scenario.sent("fs/walk")
+    assert not scenario.reads_messages or scenario.sent("fs/walk")
     check_skills(scenario)
     # The server may be asked for them in one call; one that does not say that it can is not.
     scenario.turn(script(), options=("--enable", "executor_capability_discovery_v2"))

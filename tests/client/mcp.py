@@ -22,10 +22,11 @@ def an_mcp_server_is_run(scenario):
         holds(text_of(output), "xxxx")
 
     scenario.turn(script(), config=run_by_command(scenario))
-    starts = [message["params"] for message in scenario.sent("process/start")]
-    assert [start["argv"] for start in starts] == [["python3", str(PROGRAM)]], starts
-    assert starts[0]["pipeStdin"] is True
-    assert scenario.sent("process/terminate"), "it ends with the client"
+    if scenario.reads_messages:
+        starts = [message["params"] for message in scenario.sent("process/start")]
+        assert [start["argv"] for start in starts] == [["python3", str(PROGRAM)]], starts
+        assert starts[0]["pipeStdin"] is True
+        assert scenario.sent("process/terminate"), "it ends with the client"
 
 
 @runs
@@ -44,7 +45,7 @@ def an_mcp_server_is_reached_over_http(scenario):
     assert asked.count("tools/call") == 2, asked
     sessions = {headers.get("mcp-session-id") for method, headers in server.seen if method == "tools/call"}
     assert sessions == {"one"}, sessions
-    assert len(scenario.sent("http/request")) >= 5
+    assert not scenario.reads_messages or len(scenario.sent("http/request")) >= 5
 
 
 @runs

@@ -1,4 +1,7 @@
-"""A TCP proxy between client and server that reads the WebSocket frames on their way, counts connections and can cut them."""
+"""A TCP proxy between client and server that reads the WebSocket frames on their way, counts connections and can cut them.
+
+Between a rendezvous and its two ends it does the same for both: the executor's connection is known by its URL.
+"""
 
 import base64
 import json
@@ -10,11 +13,17 @@ import threading
 LARGEST_MESSAGE = 64 << 20
 
 
-class Proxy:
-    """Forwards to `host:port`. `connections` counts what the client opened; `messages` has what went by, (sender, message)."""
+# What an executor's URL at a rendezvous says.
+OF_EXECUTOR = b"role=environment"
 
-    def __init__(self, host, port):
-        self._target = (host, port)
+
+class Proxy:
+    """Forwards to `target`, (host, port), once it is set. `connections` counts what the client opened; `messages` has what went by,
+    (sender, message), as `read` makes them of the WebSockets' payloads."""
+
+    def __init__(self, read=json.loads):
+        self.target = None
+        self._read = read
         # Taken again by what decides on cuts, which looks at the messages before.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
@@ -40,7 +49,8 @@ class Proxy:
             self._refusals_after_cut, self._refusals = 0, 0
 
     def cut(self, sender, matches, is_lost=True):
-        """Resets the connection when `sender` ("client" or "server") sends a message that matches, once.
+        """Resets the connection when `sender` sends a message that matches, once: "client" or "server", or on the connection of an
+        executor "executor" or "rendezvous".
 
         It is lost with the connection, or arrives just before.
         """
@@ -88,7 +98,12 @@ class Proxy:
         """Waits until every connection has ended and all that came by is recorded; whether that came to be within so many
         seconds."""
         with self._lock:
-            return self._changed.wait_for(lambda: not self._open, timeout)
+            return self._changed.wait_for(lambda: all(link.is_executors for link in self._open), timeout)
+
+    def wait_for_executor(self, timeout):
+        """Waits until an executor is connected; whether that came to be within so many seconds."""
+        with self._lock:
+            return self._changed.wait_for(lambda: any(link.is_executors for link in self._open), timeout)
 
     def _accept(self):
         while True:
@@ -103,26 +118,30 @@ class Proxy:
                 client.close()
                 continue
             try:
-                server = socket.create_connection(self._target, timeout=10)
+                server = socket.create_connection(self.target, timeout=10)
             except OSError:
                 client.close()
                 continue
             server.settimeout(None)
             link = Link(client, server)
             with self._lock:
-                self.connections += 1
                 self._open.add(link)
             for sender in ("client", "server"):
                 threading.Thread(target=self._forward, args=(link, sender), daemon=True).start()
 
     def _forward(self, link, sender):
         source, sink = (link.client, link.server) if sender == "client" else (link.server, link.client)
-        reader = Reader(source)
+        reader = Reader(source, self._read)
         try:
-            sink.sendall(reader.head())
+            head = reader.head()
+            if sender == "client":
+                self._opened(link, OF_EXECUTOR in head.split(b"\r\n", 1)[0])
+            sink.sendall(head)
             method_of = link.methods
             while True:
                 raw, message = reader.frame()
+                if link.is_executors:
+                    sender = {"client": "executor", "server": "rendezvous"}.get(sender, sender)
                 if message is not None and self._is_cut(sender, message, method_of, raw, sink):
                     link.reset()
                     return
@@ -141,6 +160,12 @@ class Proxy:
                     link.close()
                     self._open.discard(link)
                     self._changed.notify_all()
+
+    def _opened(self, link, is_executors):
+        with self._lock:
+            link.is_executors = is_executors
+            self.connections += not is_executors
+            self._changed.notify_all()
 
     def _is_cut(self, sender, message, method_of, raw, sink):
         with self._lock:
@@ -175,6 +200,7 @@ class Link:
         self.client, self.server = client, server
         # Names of the calls that were not answered, by id, and how many directions are forwarded.
         self.methods, self.directions = {}, 2
+        self.is_executors = False
         for end in (client, server):
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -204,8 +230,8 @@ class Link:
 class Reader:
     """Reads an HTTP head and then frames, keeping the bytes as they came."""
 
-    def __init__(self, source):
-        self._source, self._rest, self._parts = source, b"", []
+    def __init__(self, source, read):
+        self._source, self._read, self._rest, self._parts = source, read, b"", []
 
     def head(self):
         while b"\r\n\r\n" not in self._rest:
@@ -237,7 +263,7 @@ class Reader:
         if not raw[0] & 128:
             return raw, None
         payload, self._parts = b"".join(self._parts), []
-        message = json.loads(payload)
+        message = self._read(payload)
         if not isinstance(message, dict):
             raise ValueError(f"no message: {payload[:80]!r}")
         return raw, message

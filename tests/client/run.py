@@ -4,6 +4,8 @@
     run.py                       against target/debug/portcullis (--server PATH: another)
     run.py --url ws://HOST:PORT  against an exec-server that runs already, with this machine's files
     run.py --reference           against the client's own exec-server
+    run.py --through WAY         one way only: `direct`; by our `rendezvous` (with --reference to its own executor); or `ours`, our
+                                 own client by our rendezvous to its executor
     run.py --fetch DIR           installs the client in DIR first, if it is not there (the only use of a network beyond loopback)
 
 The client is found by --codex, CODEX_BIN or --fetch. Names of scenarios after the options run these alone. Python 3.11, standard
@@ -13,15 +15,12 @@ library only. Status 0 if all passed.
 import argparse
 import os
 import pathlib
-import selectors
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 import traceback
-from urllib.parse import urlsplit
 
 # The sources' folder stays as it is.
 sys.dont_write_bytecode = True
@@ -30,6 +29,7 @@ import codex
 from model import Model
 from proxy import Proxy
 from scenario import SCENARIOS, Scenario, Skipped
+from servers import Direct, Relayed
 
 # They add themselves to the scenarios.
 import commands  # noqa: F401
@@ -37,6 +37,9 @@ import files  # noqa: F401
 import sandboxes  # noqa: F401
 import mcp  # noqa: F401
 import cuts  # noqa: F401
+import relay  # noqa: F401
+import ours  # noqa: F401
+import frames
 
 # A scenario takes two seconds; one that hangs must not hang the gate.
 LONGEST_SCENARIO = 60
@@ -55,18 +58,44 @@ def main():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     # Not below /tmp, which workspace-write makes writable.
     base = pathlib.Path(tempfile.mkdtemp(prefix="client-suite-", dir=options.dir)).resolve()
-    server = None
+    failed = 0
     try:
-        server = Server(options, base)
-        failed = run_all(options, base, server)
+        for way in options.through:
+            failed += run_way(way, options, base)
     finally:
-        if server is not None:
-            server.end()
         if options.keep:
             print(f"kept: {base}")
         else:
             shutil.rmtree(base, ignore_errors=True)
     return 1 if failed else 0
+
+
+def run_way(way, options, base):
+    """Runs what was chosen of the scenarios that make sense this way; how many failed."""
+    base /= way
+    base.mkdir()
+    is_relayed, is_ours = way != "direct", way == "ours"
+    chosen = [scenario for scenario in SCENARIOS if makes_sense(scenario, way)]
+    chosen = [scenario for scenario in chosen if not options.names or name(scenario) in options.names]
+    if not chosen:
+        return 0
+    proxy, server = (Proxy(frames.read) if is_relayed else Proxy()), None
+    try:
+        reference = options.reference or is_ours
+        server = Relayed(options, base, proxy, reference) if is_relayed else Direct(options, base, proxy)
+        client, through = "our client" if is_ours else "the client", "through a rendezvous" if is_relayed else "directly"
+        print(f"{client} {through} to {server.name}", flush=True)
+        return run_all(chosen, options, base, proxy, server)
+    finally:
+        if server is not None:
+            server.end()
+        proxy.close()
+
+
+def makes_sense(scenario, way):
+    """Cuts are placed by messages where these can be read, and by frames where they are encrypted."""
+    module = scenario.__module__
+    return module == "ours" if way == "ours" else module not in ("ours", "relay" if way == "direct" else "cuts")
 
 
 def arguments():
@@ -78,11 +107,18 @@ def arguments():
     parser.add_argument("--url", help="of a server that runs already and asks for no credential")
     parser.add_argument("--server", type=pathlib.Path, default=target / "debug/portcullis", help="the program to start")
     parser.add_argument("--reference", action="store_true", help="start the client's own exec-server instead")
+    parser.add_argument("--through", choices=("direct", "rendezvous", "ours"), help="one way only; else all")
     parser.add_argument("--codex", type=pathlib.Path, default=os.environ.get("CODEX_BIN"), help="the client's program")
     parser.add_argument("--fetch", metavar="DIR", help=f"install {codex.PACKAGE} there with npm, if it is not there")
     parser.add_argument("--dir", default="/var/tmp", help="where the suite's directory is made, not below /tmp")
     parser.add_argument("--keep", action="store_true", help="leave that directory")
     options = parser.parse_args()
+    if options.url and options.through not in (None, "direct"):
+        parser.error("--url is of a server that is reached directly")
+    if options.through is None:
+        options.through = ["direct"] if options.url or options.reference else ["direct", "rendezvous", "ours"]
+    else:
+        options.through = [options.through]
     if options.list:
         print("\n".join(name(scenario) for scenario in SCENARIOS))
         raise SystemExit(0)
@@ -96,15 +132,14 @@ def arguments():
     return options
 
 
-def run_all(options, base, server):
-    """Runs the scenarios one after another and says a line of each; how many failed."""
-    model, proxy = Model(), Proxy(server.host, server.port)
+def run_all(chosen, options, base, proxy, server):
+    """Runs scenarios one after another and says a line of each; how many failed."""
+    model = Model()
     failed, passed, differ, begin = [], 0, 0, time.monotonic()
     signal.signal(signal.SIGALRM, overran)
     try:
-        chosen = [scenario for scenario in SCENARIOS if not options.names or name(scenario) in options.names]
         for number, function in enumerate(chosen):
-            scenario = Scenario(options.codex, base / str(number), model, proxy, server.on_stdio)
+            scenario = Scenario(options.codex, base / str(number), model, proxy, server)
             server.mark()
             since = time.monotonic()
             try:
@@ -136,7 +171,6 @@ def run_all(options, base, server):
                 failed.append(name(function))
                 explain(why, scenario, server)
     finally:
-        proxy.close()
         model.close()
     took = time.monotonic() - begin
     print(f"{passed} of {len(chosen)} passed, {differ} other as known, {len(failed)} failed, in {took:.0f} s")
@@ -158,68 +192,6 @@ def explain(why, scenario, server):
                         ("the server's log", server.log())]:
         lines = text.splitlines()[-SHOWN_LINES:]
         print(f"--- {title}" + "".join(f"\n    {line[:400]}" for line in lines), flush=True)
-
-
-class Server:
-    """The exec-server under test: one that is started and ended here, or somebody else's."""
-
-    # What a program prints its address within.
-    START = 20
-
-    def __init__(self, options, base):
-        self._process, self._log, self._from = None, None, 0
-        # What serves one client on its standard input and output.
-        self.on_stdio = None
-        url = options.url or self._start(options, base)
-        parts = urlsplit(url)
-        if parts.scheme != "ws" or parts.hostname is None or parts.port is None:
-            raise SystemExit(f"{url} is no ws://HOST:PORT")
-        self.host, self.port = parts.hostname, parts.port
-
-    def _start(self, options, base):
-        if options.reference:
-            program = str(options.codex)
-            command = [program, "exec-server", "--listen", "ws://127.0.0.1:0"]
-            self.on_stdio = [program, "exec-server", "--listen", "stdio"]
-        else:
-            program = str(options.server.resolve())
-            command = [program, "serve", "--insecure-no-auth"]
-            self.on_stdio = [program, "serve", "--listen", "stdio"]
-        home = base / "server"
-        home.mkdir()
-        environment = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(home), "CODEX_HOME": str(home), "LANG": "C.UTF-8",
-                       "SUITE_SIDE": "server"}
-        self._log = base / "server.log"
-        with open(self._log, "wb") as log:
-            try:
-                self._process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                                 stderr=log, cwd=home)
-            except OSError as error:
-                raise SystemExit(f"start {command[0]}: {error}; build it (cargo build -p portcullis) or name it by --server")
-        with selectors.DefaultSelector() as ready:
-            ready.register(self._process.stdout, selectors.EVENT_READ)
-            line = self._process.stdout.readline().decode().strip() if ready.select(self.START) else ""
-        if not line:
-            self.end()
-            raise SystemExit(f"{command[0]} told no address within {self.START} s:\n{self._log.read_text(errors='replace')}")
-        return line
-
-    def mark(self):
-        """What is logged from here on belongs to the next scenario."""
-        self._from = self._log.stat().st_size if self._log else 0
-
-    def log(self):
-        return self._log.read_bytes()[self._from :].decode(errors="replace") if self._log else "(it is not ours)"
-
-    def end(self):
-        if self._process is None or self._process.poll() is not None:
-            return
-        self._process.terminate()
-        try:
-            self._process.wait(10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
 
 
 if __name__ == "__main__":

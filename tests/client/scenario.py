@@ -27,10 +27,12 @@ class Skipped(Exception):
 
 
 class Scenario:
-    def __init__(self, program, folder, model, proxy, on_stdio):
-        self._program, self._model, self._proxy = program, model, proxy
+    def __init__(self, program, folder, model, proxy, server):
+        self._program, self._model, self._proxy, self.server = program, model, proxy, server
         # What serves one client on its standard input and output, program and arguments; None if nobody knows.
-        self.on_stdio = on_stdio
+        self.on_stdio = server.on_stdio
+        # Otherwise they are encrypted, and `sent`, `told` and `answered` know nothing.
+        self.reads_messages = server.reads_messages
         folder.mkdir()
         self.workspace, self.outside = folder / "workspace", folder / "outside"
         self.workspace.mkdir()
@@ -49,16 +51,18 @@ class Scenario:
         check, and the client opened one connection, and one more for each of our cuts: a message from the server that the client
         does not understand makes it connect again and say nothing of it. With `environments` the client is told of its server by
         these, `{url}` being the link that counts; without that it may open none."""
-        url = self._proxy.url
+        server = self.server.variables
+        if environments is not None and not self.reads_messages:
+            raise Skipped("a file of environments names no rendezvous")
         if environments is not None:
             due = cuts + ("{url}" in environments)
-            environments, url = environments.replace("{url}", url), None
+            environments, server = environments.replace("{url}", self._proxy.url), {}
         else:
             due = cuts + 1
         self._home.write(config, top, environments)
         self._proxy.forget()
         self._model.play(script)
-        turn = codex.Turn(self._program, self._home, self.workspace, url, sandbox, "go", options=options)
+        turn = codex.Turn(self._program, self._home, self.workspace, server, sandbox, "go", options=options)
         self.stderr = turn.stderr
         assert self._proxy.wait_until_over(LONGEST_WAIT), "the server keeps connections that the client ended"
         self.connections = self._proxy.connections
@@ -75,7 +79,8 @@ class Scenario:
 
     def cut(self, sender, matches, is_lost=True):
         """Resets the connection at the next message of `sender` ("client" or "server") that `matches`, which is lost or arrives
-        just before."""
+        just before. Through a rendezvous these are frames (see `frames.py`), and there are two connections: "executor" and
+        "rendezvous" send on the other one."""
         self._proxy.cut(sender, matches, is_lost)
 
     def refuse(self, times):
@@ -109,6 +114,10 @@ class Scenario:
     def answered(self, method):
         """The server's answers to a method in the last turn."""
         return self._proxy.answered(method)
+
+    def opened(self):
+        """How many connections the client opened."""
+        return self._proxy.connections
 
     def at_end(self, close):
         self._closers.append(close)

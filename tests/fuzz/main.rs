@@ -3,6 +3,7 @@
 #![no_main]
 
 mod reference;
+mod relay;
 mod targets;
 
 use std::sync::LazyLock;

@@ -2,6 +2,7 @@
 //! thousand random inputs; `main.rs` beside this file lets libFuzzer search for more.
 
 use super::reference::{Case, Reader, SetUp};
+use super::relay;
 use portcullis_protocol::binary;
 use portcullis_protocol::path::AbsolutePath;
 use portcullis_protocol::sandbox::Sandbox;
@@ -15,8 +16,17 @@ use std::path::Path;
 pub(crate) type Target = fn(&[u8]) -> bool;
 
 /// All of them, by name.
-pub(crate) const TARGETS: [(&str, Target); 5] =
-    [("sandbox", sandbox), ("policy-file", policy_file), ("policy-bytes", policy_bytes), ("rules", rules), ("binary", binary)];
+pub(crate) const TARGETS: [(&str, Target); 9] = [
+    ("sandbox", sandbox),
+    ("policy-file", policy_file),
+    ("policy-bytes", policy_bytes),
+    ("rules", rules),
+    ("binary", binary),
+    ("relay-frame", relay::frame),
+    ("relay-handshake", relay::handshake),
+    ("relay-answer", relay::answer),
+    ("relay-network", relay::network),
+];
 
 /// Text becomes a sandbox object or an error. What is written again means the same, so that nothing was lost in reading it.
 pub(crate) fn sandbox(data: &[u8]) -> bool {

@@ -57,15 +57,15 @@ pub(super) async fn executor(
 /// Gives what an executor sends to the harness whose stream it is.
 async fn route(mut stream: SplitStream<WebSocket>, mut claims: mpsc::Receiver<Claim>, own: mpsc::WeakSender<Incoming>) {
     let mut streams: HashMap<String, (u64, mpsc::Sender<Bytes>)> = HashMap::new();
+    // The executor learns at once that nobody is there, or as soon as it takes that: until then a session is not free.
+    let mut gone: Vec<String> = Vec::new();
     let mut until = Instant::now() + SILENCE;
     loop {
+        gone.retain(|name| own.upgrade().is_some_and(|own| own.try_send(reset(name)).is_err()));
         let message = tokio::select! {
             message = timeout_at(until, stream.next()) => message,
             Some(claim) = claims.recv() => {
-                for gone in change(&mut streams, claim) {
-                    // The executor learns at once that nobody is there, as far as it takes that now.
-                    let _full_or_gone = own.upgrade().map(|own| own.try_send(reset(&gone)));
-                }
+                gone.extend(change(&mut streams, claim));
                 continue;
             }
         };
@@ -82,7 +82,7 @@ async fn route(mut stream: SplitStream<WebSocket>, mut claims: mpsc::Receiver<Cl
         if !matches!(timeout(SLOW, frames.send(bytes)).await, Ok(Ok(()))) {
             // Its socket ends when nobody can send to it any more.
             let harness = *harness;
-            streams.retain(|_, (owner, _)| *owner != harness);
+            gone.extend(change(&mut streams, Claim::Leave { harness }));
         }
     }
 }

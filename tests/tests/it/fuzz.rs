@@ -2,6 +2,8 @@
 
 #[path = "../../fuzz/reference.rs"]
 mod reference;
+#[path = "../../fuzz/relay.rs"]
+mod relay;
 #[path = "../../fuzz/targets.rs"]
 mod targets;
 
@@ -136,4 +138,51 @@ fn a_message_with_bytes_is_its_parts() {
 #[test]
 fn the_tables_say_what_the_reference_says() {
     run("rules", CASES / 4, any_bytes());
+}
+
+#[test]
+fn relay_frames_are_read_as_they_are_written() {
+    use portcullis_relay::frame::{Body, Frame};
+    let payload = || prop::collection::vec(any::<u8>(), 1..100);
+    let body = prop_oneof![
+        (any::<u32>(), payload()).prop_map(|(seq, payload)| Body::Record { seq, payload: payload.into() }),
+        payload().prop_map(|payload| Body::Handshake { payload: payload.into() }),
+        any::<u32>().prop_map(|next_seq| Body::Resume { next_seq }),
+        Just(Body::Ack),
+        Just(Body::Heartbeat),
+        Just(Body::Reset { reason: "x".to_owned() }),
+    ];
+    let written = ("[a-z ]{1,9}", any::<u32>(), any::<u32>(), body)
+        .prop_map(|(stream_id, ack, ack_bits, body)| Frame { stream_id, ack, ack_bits, body }.encode().to_vec());
+    let nearly = (written, prop::collection::vec((any::<Index>(), any::<u8>()), 0..3)).prop_map(|(mut bytes, changes)| {
+        let count = bytes.len();
+        for (place, byte) in changes {
+            bytes[place.index(count)] = byte;
+        }
+        bytes
+    });
+    run("relay-frame", CASES / 4, prop_oneof![4 => nearly, 1 => any_bytes()]);
+}
+
+#[test]
+fn a_relay_handshake_that_was_changed_opens_nothing() {
+    run("relay-handshake", CASES / 4, any_bytes());
+}
+
+#[test]
+fn an_answer_of_a_registry_shows_no_secret() {
+    let keys = portcullis_relay::keys::Identity::generate().unwrap().public_keys();
+    let keys = serde_json::to_value(&keys).unwrap();
+    let bundle = serde_json::json!({
+        "environment_id": "box", "security_profile": "noise_hybrid_ik_v1", "executor_registration_id": "one",
+        "url": "ws://127.0.0.1:1/a-url-that-is-much-longer-than-forty-letters", "executor_public_key": keys,
+        "harness_key_authorization": "an-authorization-that-is-much-longer-than-forty-letters",
+    });
+    let texts = [keys, bundle].map(|json| json.to_string()).to_vec();
+    run("relay-answer", CASES / 4, nearly(prop::sample::select(texts), &["null", "\"", "{}", "=", "A", ","]));
+}
+
+#[test]
+fn a_relay_delivers_in_order_and_once_whatever_the_network_does() {
+    run("relay-network", CASES / 4, any_bytes());
 }

@@ -36,6 +36,7 @@ mod output;
 mod policies;
 mod processes;
 mod races;
+mod relay_attacks;
 mod remote;
 mod remote_bounds;
 mod remote_credentials;
