@@ -150,7 +150,8 @@ fn run(row: Row, servers: &[Server], ground: &Ground, machine: &mut Machine, arg
         for (nth, side) in sides.iter_mut().enumerate() {
             let failed = |error| format!("{} of {}: {error}", row.name, servers[nth % servers.len()].name);
             let taken = (row.measure)(side, ground).map_err(failed)?;
-            if counts {
+            // What a server does not offer is no number.
+            if counts && !taken.is_nan() {
                 columns[nth].push(taken);
             }
         }
