@@ -95,24 +95,15 @@ fn footprint(pid: u32) -> Result<Footprint, Failure> {
     Ok(sum)
 }
 
-/// KiB of the resident set of a process and of all below it.
-pub(crate) fn resident(pid: u32) -> Result<u64, Failure> {
-    let mut sum = of_rollup(pid, "Rss:")?;
-    let mut below = children(pid);
-    while let Some(child) = below.pop() {
-        sum += of_rollup(child, "Rss:").unwrap_or(0);
-        below.extend(children(child));
-    }
-    Ok(sum)
+/// KiB that a process and all below it hold; what they share with others is divided among them.
+pub(crate) fn held(pid: u32) -> Result<u64, Failure> {
+    let Footprint { server, children, .. } = footprint(pid)?;
+    Ok(server + children)
 }
 
 pub(crate) fn proportional(pid: u32) -> Result<u64, Failure> {
-    of_rollup(pid, "Pss:")
-}
-
-fn of_rollup(pid: u32, key: &str) -> Result<u64, Failure> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
-    let line = text.lines().find_map(|line| line.strip_prefix(key)).ok_or_else(|| format!("no {key} in smaps_rollup"))?;
+    let line = text.lines().find_map(|line| line.strip_prefix("Pss:")).ok_or("no Pss in smaps_rollup")?;
     Ok(line.trim().trim_end_matches(" kB").parse()?)
 }
 

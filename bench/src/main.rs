@@ -150,7 +150,8 @@ fn run(row: Row, servers: &[Server], ground: &Ground, machine: &mut Machine, arg
         for (nth, side) in sides.iter_mut().enumerate() {
             let failed = |error| format!("{} of {}: {error}", row.name, servers[nth % servers.len()].name);
             let taken = (row.measure)(side, ground).map_err(failed)?;
-            if counts {
+            // What a server does not offer is no number.
+            if counts && !taken.is_nan() {
                 columns[nth].push(taken);
             }
         }
@@ -178,14 +179,14 @@ fn begin(source: &Source, token: Option<String>) -> Result<(Server, Option<Strin
     let summary = table::Summary::of(&times).ok_or("nothing was measured")?;
     // Until what it does behind its first line has settled.
     std::thread::sleep(Duration::from_millis(500));
-    let rss = server.pid.and_then(|pid| idle::resident(pid).ok()).unwrap_or_default();
+    let held = server.pid.and_then(|pid| idle::held(pid).ok()).unwrap_or_default();
     let fact = format!(
-        "{}: listens after {} ms (median of {}; {} at least), then {} MiB resident with what it started, {} MB on disk",
+        "{}: listens after {} ms (median of {}; {} at least), then {} MiB (PSS, with what it started), {} MB on disk",
         source.name,
         figure(summary.median),
         summary.rounds,
         figure(summary.min),
-        figure(rss as f64 / 1024.0),
+        figure(held as f64 / 1024.0),
         figure(source.program_bytes().unwrap_or_default() as f64 / 1e6),
     );
     Ok((server, Some(fact)))

@@ -53,7 +53,7 @@ impl Side {
     }
 }
 
-/// One round at a server.
+/// One round at a server; no number if it does not offer what the row is about.
 pub(crate) type Measure = fn(&mut Side, &Ground) -> Result<f64, Failure>;
 /// One round without a server.
 pub(crate) type Limit = fn(&mut Machine, &Ground) -> Result<f64, Failure>;

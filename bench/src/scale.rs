@@ -2,7 +2,7 @@
 
 use crate::Failure;
 use crate::ground::Ground;
-use crate::idle::resident;
+use crate::idle::held;
 use crate::plot::{Plot, Series};
 use crate::rows::{milliseconds, start, stream};
 use crate::server::Server;
@@ -31,8 +31,8 @@ pub(crate) fn run(servers: &[Server], ground: &Ground, directory: &Path) -> Resu
         ("first", "the same, first call of a policy", "entries", "ms", first_of_entries),
         ("policies", "readFile 1 KiB, reads restricted, policies in turn", "policies", "ms", policies),
         ("processes", "true, start to exited, beside idle processes", "processes", "ms", processes),
-        ("memory-sessions", "resident memory with idle sessions", "sessions", "MiB", memory_of_sessions),
-        ("memory-stream", "resident memory while 10 GiB are streamed", "GiB", "MiB", memory_of_stream),
+        ("memory-sessions", "memory (PSS of all its processes) with idle sessions", "sessions", "MiB", memory_of_sessions),
+        ("memory-stream", "memory (PSS of all its processes) while 10 GiB are streamed", "GiB", "MiB", memory_of_stream),
     ];
     fs::create_dir_all(directory).map_err(|error| format!("make {}: {error}", directory.display()))?;
     let mut out = io::stdout();
@@ -180,5 +180,5 @@ fn memory_of_stream(server: &Server, ground: &Ground) -> Result<Vec<Point>, Fail
 }
 
 fn mib(pid: u32) -> Result<f64, Failure> {
-    Ok(resident(pid)? as f64 / 1024.0)
+    Ok(held(pid)? as f64 / 1024.0)
 }

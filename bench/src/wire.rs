@@ -2,6 +2,7 @@
 //! same for every server.
 
 use crate::Failure;
+use portcullis_protocol::binary;
 use rustix::net::sockopt::set_tcp_quickack;
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -11,7 +12,7 @@ use std::time::Duration;
 use tokio_tungstenite::tungstenite::client::{IntoClientRequest as _, client_with_config};
 use tokio_tungstenite::tungstenite::http::header::AUTHORIZATION;
 use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
-use tokio_tungstenite::tungstenite::{Message, Utf8Bytes, WebSocket};
+use tokio_tungstenite::tungstenite::{Bytes, Message, Utf8Bytes, WebSocket};
 
 /// How long any answer may take before the run is given up.
 const LONGEST: Duration = Duration::from_secs(60);
@@ -40,8 +41,8 @@ pub(crate) struct Wire {
     names: u64,
 }
 
-/// What a server sent.
-pub(crate) struct Incoming(Utf8Bytes);
+/// What a server sent: JSON, and the bytes beside it if they came as bytes.
+pub(crate) struct Incoming(Utf8Bytes, Option<Bytes>);
 
 /// The parts of it.
 #[derive(Debug, Deserialize)]
@@ -60,24 +61,37 @@ impl Incoming {
     pub(crate) fn parts(&self) -> Result<Parts<'_>, Failure> {
         serde_json::from_str(&self.0).map_err(|error| format!("the server sent {:.200}: {error}", self.0.as_str()).into())
     }
+
+    /// How many bytes came as bytes.
+    pub(crate) fn bytes(&self) -> Option<u64> {
+        self.1.as_ref().map(|body| body.len() as u64)
+    }
 }
 
 impl Wire {
     /// Connects and shakes hands, in a new session.
     pub(crate) fn connect(address: &Address, acks: Acks) -> Result<Self, Failure> {
-        Self::open(address, acks, None)
+        Ok(Self::open(address, acks, None, false)?.0)
+    }
+
+    /// The same, to get content of files and output as bytes. None of a server that does not do that.
+    pub(crate) fn connect_binary(address: &Address, acks: Acks) -> Result<Option<Self>, Failure> {
+        let (wire, is_given) = Self::open(address, acks, None, true)?;
+        Ok(is_given.then_some(wire))
     }
 
     /// Connects to a session that is there.
     pub(crate) fn resume(address: &Address, acks: Acks, session: &str) -> Result<Self, Failure> {
-        Self::open(address, acks, Some(session))
+        Ok(Self::open(address, acks, Some(session), false)?.0)
     }
 
-    fn open(address: &Address, acks: Acks, session: Option<&str>) -> Result<Self, Failure> {
+    fn open(address: &Address, acks: Acks, session: Option<&str>, binary: bool) -> Result<(Self, bool), Failure> {
         #[derive(Deserialize)]
         #[serde(rename_all = "camelCase")]
         struct Initialized {
             session_id: String,
+            #[serde(default)]
+            binary_frames: bool,
         }
         let host = address.url.strip_prefix("ws://").ok_or("a URL of the kind ws://HOST:PORT is needed")?;
         let stream = TcpStream::connect(host.trim_end_matches('/'))?;
@@ -92,11 +106,13 @@ impl Wire {
             .map_err(|error| format!("upgrade at {}: {error}", address.url))?;
         let mut wire = Self { socket, session: String::new(), calls: 0, names: 0 };
         let resumed = session.map(|id| format!(r#","resumeSessionId":"{id}""#)).unwrap_or_default();
-        let answer = wire.call("initialize", &format!(r#"{{"clientName":"bench"{resumed}}}"#))?;
-        let Initialized { session_id } = serde_json::from_str(answer.parts()?.result.ok_or("initialize has no result")?.get())?;
+        let binary = if binary { r#","binaryFrames":true"# } else { "" };
+        let answer = wire.call("initialize", &format!(r#"{{"clientName":"bench"{resumed}{binary}}}"#))?;
+        let Initialized { session_id, binary_frames } =
+            serde_json::from_str(answer.parts()?.result.ok_or("initialize has no result")?.get())?;
         wire.session = session_id;
         wire.socket.send(Message::text(r#"{"method":"initialized","params":{}}"#))?;
-        Ok(wire)
+        Ok((wire, binary_frames))
     }
 
     /// The session's id.
@@ -121,7 +137,11 @@ impl Wire {
     pub(crate) fn receive(&mut self) -> Result<Incoming, Failure> {
         loop {
             match self.socket.read()? {
-                Message::Text(text) => return Ok(Incoming(text)),
+                Message::Text(text) => return Ok(Incoming(text, None)),
+                Message::Binary(message) => {
+                    let (head, body) = binary::split(message)?;
+                    return Ok(Incoming(head.try_into()?, Some(body)));
+                }
                 Message::Close(frame) => return Err(format!("the server closed the connection: {frame:?}").into()),
                 // Answers to pings are sent by the next read or write.
                 _sign_of_life => {}

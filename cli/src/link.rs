@@ -31,7 +31,7 @@ pub async fn connect(gateway: &Gateway, client_name: &str) -> Result<(ExecServer
             while let Some(message) = outgoing.recv().await {
                 let text = match message {
                     Outgoing::Text(text) | Outgoing::Large(text, _) => text,
-                    Outgoing::Ping(_) => continue,
+                    Outgoing::Ping(_) | Outgoing::Binary { .. } => continue,
                     Outgoing::Close { .. } => return,
                 };
                 if to_client.send(text).await.is_err() {

@@ -3,7 +3,7 @@
 use crate::mailbox;
 use crate::pending::Again;
 use crate::process::{Process, ProcessEvents, ProcessInput};
-use crate::recovery::Settings;
+use crate::recovery::{Reply, Settings};
 use crate::relay::Way;
 use crate::task::{self, Claim, Dialler, Ends, Litter, Order, Transport};
 use crate::{ClientStatus, ExecServerClientConnectOptions, ExecServerError};
@@ -12,7 +12,6 @@ use portcullis_protocol::init::InitializeResult;
 use portcullis_protocol::process::{ListResult, ListedProcess, StartParams, StartResult};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde_json::value::RawValue;
 use std::fmt::Write as _;
 use std::sync::Arc;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
@@ -166,12 +165,16 @@ impl ExecServerClient {
         params: &impl Serialize,
         again: Again,
     ) -> Result<R, ExecServerError> {
+        decode(method, self.ask(method, params, again).await?)
+    }
+
+    /// The same, with what the result brings as bytes if it does.
+    pub(crate) async fn ask(&self, method: &str, params: &impl Serialize, again: Again) -> Result<Reply, ExecServerError> {
         let (answer, answered) = oneshot::channel();
         let is_cleanup = matches!(method, "process/terminate" | "fs/close");
         let (params, fail_fast) = (text(method, params)?, self.fail_fast);
         self.send(Order::Call { method: method.to_owned(), params, again, is_cleanup, fail_fast, answer }).await?;
-        let result = answered.await.map_err(|_| gone())??;
-        decode(method, &result)
+        answered.await.map_err(|_| gone())?
     }
 
     /// What the session knows of its processes, in the order of their starts.
@@ -202,7 +205,7 @@ impl ExecServerClient {
         let text = text("process/start", &params)?;
         self.send(Order::Start { process, params: text, again, fail_fast, mailbox, answer }).await?;
         let (result, claim): (_, Claim) = answered.await.map_err(|_| gone())??;
-        let started: StartResult = decode("process/start", &result)?;
+        let started: StartResult = decode("process/start", result)?;
         claim.take();
         Ok(self.process(started, ProcessEvents(listener)))
     }
@@ -301,9 +304,10 @@ pub(crate) fn text(method: &str, params: &impl Serialize) -> Result<String, Exec
         .map_err(|error| ExecServerError::Parameters { method: method.to_owned(), reason: error.to_string() })
 }
 
-pub(crate) fn decode<R: DeserializeOwned>(method: &str, result: &RawValue) -> Result<R, ExecServerError> {
-    serde_json::from_str(result.get())
-        .map_err(|error| ExecServerError::Answer { method: method.to_owned(), reason: error.to_string() })
+pub(crate) fn decode<R: DeserializeOwned>(method: &str, reply: Reply) -> Result<R, ExecServerError> {
+    let wrong = |reason| ExecServerError::Answer { method: method.to_owned(), reason };
+    let result = reply.into_json(method).map_err(wrong)?;
+    serde_json::from_str(result.get()).map_err(|error| wrong(error.to_string()))
 }
 
 /// The task is gone: it panicked, or its runtime ends.

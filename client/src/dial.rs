@@ -1,7 +1,7 @@
-//! A transport over a WebSocket.
+//! A link over a WebSocket.
 
+use crate::link::{Carried, Incoming, Received};
 use crate::options::Token;
-use crate::task::Transport;
 use crate::tls::Tls;
 use futures_util::{SinkExt as _, StreamExt as _};
 use std::time::Duration;
@@ -23,7 +23,7 @@ const QUEUE: usize = 128;
 /// A server answers a file of 512 MiB in one message, in base64.
 const MESSAGE: usize = 768 << 20;
 
-/// Connects, and answers the transport with the task that carries it, which answers why it ended; its owner joins it.
+/// Connects, and answers the link with the task that carries it, which answers why it ended; its owner joins it.
 ///
 /// # Errors
 /// The server was not reached; the text says why.
@@ -32,7 +32,7 @@ pub(crate) async fn websocket(
     token: Option<&Token>,
     tls: Option<&Tls>,
     silence: Option<Duration>,
-) -> Result<(Transport, JoinHandle<String>), String> {
+) -> Result<(Carried, JoinHandle<String>), String> {
     let config = WebSocketConfig::default().max_message_size(Some(MESSAGE)).max_frame_size(Some(MESSAGE));
     if let Some(path) = url.strip_prefix("unix:") {
         let path = path.strip_prefix("//").unwrap_or(path);
@@ -73,8 +73,8 @@ fn request(url: &str, token: Option<&Token>) -> Result<Request, String> {
     Ok(request)
 }
 
-/// A transport over an upgraded stream.
-fn carry<S>(socket: WebSocketStream<S>, silence: Option<Duration>) -> (Transport, JoinHandle<String>)
+/// A link over an upgraded stream.
+fn carry<S>(socket: WebSocketStream<S>, silence: Option<Duration>) -> (Carried, JoinHandle<String>)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -92,12 +92,13 @@ where
                     Some(None) => break "the server is gone".to_owned(),
                     None => break format!("nothing was heard of the server for {} s", silence.unwrap_or_default().as_secs_f64()),
                 };
-                let text = match message {
-                    Message::Text(text) => text.as_str().to_owned(),
+                let message = match message {
+                    Message::Text(text) => Received::Text(text.as_str().to_owned()),
+                    Message::Binary(bytes) => Received::Binary(bytes),
                     Message::Close(_) => break "the server closed the connection".to_owned(),
-                    _ping_pong_binary => continue,
+                    _ping_pong => continue,
                 };
-                if incoming.send(text).await.is_err() {
+                if incoming.send(message).await.is_err() {
                     // Who reads is gone; what is still to be written decides when this ends.
                     std::future::pending::<()>().await;
                 }
@@ -125,7 +126,7 @@ where
             reason = write => reason,
         }
     });
-    (Transport { outgoing: to_server, incoming: from_server }, carried)
+    (Carried { outgoing: to_server, incoming: Incoming::Messages(from_server) }, carried)
 }
 
 /// Why there is no connection, with what the server said.

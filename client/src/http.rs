@@ -109,7 +109,7 @@ impl ExecServerClient {
         let (request, fail_fast) = (request.request_id.clone(), self.is_fail_fast());
         self.send(Order::Http { request, params, fail_fast, mailbox, answer }).await?;
         let (result, _claim) = answered.await.map_err(|_| gone())??;
-        let Head { status, headers } = decode(method, &result)?;
+        let Head { status, headers } = decode(method, result)?;
         Ok(HttpResponse { status, headers, body: HttpBody(listener) })
     }
 }

@@ -16,6 +16,7 @@ mod environments;
 mod error;
 mod files;
 mod http;
+mod link;
 mod mailbox;
 mod options;
 mod pending;

@@ -112,6 +112,11 @@ impl<O> Pending<O> {
         self.in_line.iter()
     }
 
+    /// A call in flight.
+    pub(crate) fn asked(&self, id: i64) -> Option<&Call<O>> {
+        self.in_flight.get(&id)
+    }
+
     /// An answer came. None if nobody waits for it.
     pub(crate) fn answered(&mut self, id: i64) -> Option<Call<O>> {
         let call = self.in_flight.remove(&id)?;

@@ -1,15 +1,15 @@
 //! The client's task: it carries out what [`Core`] decides. It alone owns the transport and who waits for which answer.
 
+use crate::link::{Carried, Received};
 use crate::mailbox::{Letter, Mailbox, Taken};
 use crate::options::Token;
 use crate::pending::Again;
 use crate::process::ProcessEvent;
-use crate::recovery::{Core, Input, LinkId, Output, RouteId, Settings, Ticket};
+use crate::recovery::{Core, Input, LinkId, Output, Reply, RouteId, Settings, Ticket};
 use crate::relay::Way;
 use crate::tls::Tls;
 use crate::{ClientStatus, ExecServerError, dial};
 use portcullis_protocol::init::InitializeResult;
-use serde_json::value::RawValue;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,10 +31,10 @@ pub struct Transport {
     pub incoming: mpsc::Receiver<String>,
 }
 
-/// Where an answer goes: the result's JSON text.
-pub(crate) type Answer = oneshot::Sender<Result<Box<RawValue>, ExecServerError>>;
+/// Where an answer goes.
+pub(crate) type Answer = oneshot::Sender<Result<Reply, ExecServerError>>;
 /// Where the answer of something goes that is followed. With the answer comes what ends it again, if nobody takes it.
-pub(crate) type RouteAnswer = oneshot::Sender<Result<(Box<RawValue>, Claim), ExecServerError>>;
+pub(crate) type RouteAnswer = oneshot::Sender<Result<(Reply, Claim), ExecServerError>>;
 /// A part of a body, or why it broke off.
 pub(crate) type Part = Result<Vec<u8>, ExecServerError>;
 
@@ -104,7 +104,7 @@ pub(crate) struct Ends {
 
 struct OpenLink {
     id: LinkId,
-    transport: Transport,
+    transport: Carried,
     carrier: Option<JoinHandle<String>>,
 }
 
@@ -114,7 +114,7 @@ enum Waiting {
     Start(RouteId, RouteAnswer),
 }
 
-type Dialled = Result<(Transport, Option<JoinHandle<String>>), String>;
+type Dialled = Result<(Carried, Option<JoinHandle<String>>), String>;
 
 struct Task {
     core: Core,
@@ -196,7 +196,7 @@ async fn send_first(outgoing: Option<mpsc::Sender<String>>, unsent: &mut VecDequ
     true
 }
 
-async fn receive(link: Option<&mut OpenLink>) -> Option<String> {
+async fn receive(link: Option<&mut OpenLink>) -> Option<Received> {
     match link {
         Some(link) => link.transport.incoming.recv().await,
         None => std::future::pending().await,
@@ -281,10 +281,11 @@ impl Task {
         }
     }
 
-    async fn received(&mut self, message: Option<String>) {
+    async fn received(&mut self, message: Option<Received>) {
         let Some(id) = self.link.as_ref().map(|link| link.id) else { return };
         match message {
-            Some(text) => self.handle(Input::Message { link: id, text }),
+            Some(Received::Text(text)) => self.handle(Input::Message { link: id, text }),
+            Some(Received::Binary(message)) => self.handle(Input::Binary { link: id, message }),
             None => {
                 let reason = self.hang_up(Duration::ZERO).await.unwrap_or_else(|| "the server is gone".to_owned());
                 self.handle(Input::Ended { link: id, reason });
@@ -296,7 +297,7 @@ impl Task {
     async fn hang_up(&mut self, patience: Duration) -> Option<String> {
         self.unsent.clear();
         let OpenLink { transport, carrier, .. } = self.link.take()?;
-        let has_ended = transport.incoming.is_closed() && transport.incoming.is_empty();
+        let has_ended = transport.incoming.has_ended();
         let mut carrier = carrier?;
         if has_ended {
             return carrier.await.ok();
@@ -361,7 +362,7 @@ impl Task {
 
     fn dial(&mut self, link: LinkId) {
         let dial = match self.dialler.take() {
-            Some(Dialler::Given(transport)) => self.dials.spawn(async move { (link, Ok((transport, None))) }),
+            Some(Dialler::Given(transport)) => self.dials.spawn(async move { (link, Ok((transport.into(), None))) }),
             Some(Dialler::Url { url, token, tls, silence }) => {
                 let again = Dialler::Url { url: url.clone(), token: token.clone(), tls: tls.clone(), silence };
                 self.dialler = Some(again);
@@ -372,14 +373,15 @@ impl Task {
             }
             Some(Dialler::Relay(way)) => {
                 self.dialler = Some(Dialler::Relay(way.clone()));
-                self.dials.spawn(async move { (link, way.dial().await.map(|(transport, carrier)| (transport, Some(carrier)))) })
+                self.dials
+                    .spawn(async move { (link, way.dial().await.map(|(transport, carrier)| (transport.into(), Some(carrier)))) })
             }
             None => return,
         };
         self.dialling = Some((link, dial));
     }
 
-    fn answer(&mut self, ticket: Ticket, outcome: Result<Box<RawValue>, ExecServerError>) {
+    fn answer(&mut self, ticket: Ticket, outcome: Result<Reply, ExecServerError>) {
         match self.waiting.remove(&ticket) {
             Some(Waiting::Call(answer)) => {
                 let _caller_gone = answer.send(outcome);

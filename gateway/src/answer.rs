@@ -6,6 +6,7 @@ use crate::link::Outgoing;
 use crate::metrics::{Direction, Metrics};
 use crate::reply;
 use futures_util::FutureExt as _;
+use portcullis_protocol::binary::Message;
 use portcullis_protocol::rpc::{self, Id, RpcError};
 use serde::Serialize;
 use std::panic::AssertUnwindSafe;
@@ -49,41 +50,62 @@ async fn finish(id: Id, way: Way, call: Pin<Box<dyn Future<Output = Result<Answe
         None => outcome,
     };
     let answer = outcome.unwrap_or_else(|error| rpc::error_text(&id, &error).into());
-    metrics.message(Direction::Out, answer.text.len());
-    let message = match answer {
-        Answer { text, room: Some(room) } => Outgoing::Large(text, room),
+    let Answer { message, room } = answer;
+    metrics.message(Direction::Out, message.size());
+    let room = match room {
         // Only now is it known how large it is; at least what waits for the client is bounded.
-        Answer { text, room: None } if text.len() > LARGE => {
-            let room = replies.charge(text.len()).await;
-            Outgoing::Large(text, room)
-        }
-        Answer { text, room: None } => Outgoing::Text(text),
+        None if message.size() > LARGE => Some(replies.charge(message.size()).await),
+        room => room,
     };
-    let _link_gone = outgoing.send(message).await;
+    let _link_gone = outgoing.send(Outgoing::message(message, room)).await;
 }
 
-/// An answer's text, with the room that it takes if it is large.
+/// An answer, with the room that it takes if it is large.
 #[derive(Debug)]
 pub(crate) struct Answer {
-    pub(crate) text: String,
+    pub(crate) message: Message,
     pub(crate) room: Option<Charge>,
 }
 
 impl Answer {
-    pub(crate) fn large(text: String, room: Charge) -> Self {
-        Self { text, room: Some(room) }
+    pub(crate) fn large(message: impl Into<Message>, room: Charge) -> Self {
+        Self { message: message.into(), room: Some(room) }
     }
 }
 
 impl From<String> for Answer {
     fn from(text: String) -> Self {
-        Self { text, room: None }
+        Self { message: text.into(), room: None }
     }
 }
 
-/// Bytes of so many bytes in base64, with what is around them.
-pub(crate) fn text_size(bytes: usize) -> usize {
-    (bytes / 3).saturating_mul(4).saturating_add(256)
+/// How bytes travel to a client, which is settled by its `initialize`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// In base64, in the JSON.
+    #[default]
+    Json,
+    /// As they are, beside the JSON.
+    Binary,
+}
+
+impl Form {
+    /// What so many bytes take, with what is around them.
+    pub(crate) fn size(self, bytes: usize) -> usize {
+        let bytes = match self {
+            Self::Json => (bytes / 3).saturating_mul(4),
+            Self::Binary => bytes,
+        };
+        bytes.saturating_add(256)
+    }
+
+    /// The message of a result whose one member is bytes; `more` is raw JSON that begins with a comma, or nothing.
+    pub(crate) fn bytes_result(self, id: &Id, member: &str, bytes: Vec<u8>, more: &str) -> Message {
+        match self {
+            Self::Json => rpc::bytes_result_text(id, member, &bytes, more).into(),
+            Self::Binary => Message::binary(rpc::bytes_result_head(id, more), bytes.into()),
+        }
+    }
 }
 
 /// The session's answer as a text.
@@ -94,4 +116,38 @@ pub(crate) async fn answered<T: Serialize>(id: Id, answer: oneshot::Receiver<Res
 /// The text of a result.
 pub(crate) fn text(id: &Id, result: &impl Serialize) -> Result<String, RpcError> {
     rpc::result_text(id, result).map_err(|error| reply::internal(format!("the result cannot be written: {error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What becomes of an answer of so many bytes, where there is room for so many.
+    async fn sent(form: Form, bytes: usize, free: usize) -> Option<Outgoing> {
+        let (outgoing, mut sent) = mpsc::channel(1);
+        let replies = Budget::new(8 << 20);
+        let _others = replies.charge((8 << 20) - free).await;
+        let way = Way { outgoing, replies, metrics: Arc::new(Metrics::new()), asked: None };
+        let call = async move {
+            let message = form.bytes_result(&Id::Number(1), "chunk", vec![0; bytes], "");
+            Ok(Answer { message, room: None })
+        };
+        let _held_up = carry_out(Id::Number(1), way, call).now_or_never();
+        sent.try_recv().ok()
+    }
+
+    #[tokio::test]
+    async fn bytes_are_charged_by_what_is_held_of_them() {
+        assert!(matches!(sent(Form::Binary, LARGE / 2, 0).await, Some(Outgoing::Binary { room: None, .. })), "it is small");
+        assert!(sent(Form::Binary, LARGE, 0).await.is_none(), "there is no room");
+        let (bytes, free) = (3 << 20, (3 << 20) + 1024);
+        assert!(matches!(sent(Form::Binary, bytes, free).await, Some(Outgoing::Binary { room: Some(_), .. })));
+        assert!(sent(Form::Json, bytes, free).await.is_none());
+        assert!(
+            matches!(sent(Form::Json, bytes, free / 2 * 3).await, Some(Outgoing::Large(..))),
+            "control: in base64 it takes more"
+        );
+        let message = Form::Binary.bytes_result(&Id::Number(1), "chunk", vec![0; bytes], "");
+        assert!((bytes..free).contains(&message.size()) && (message.size()..free).contains(&Form::Binary.size(bytes)));
+    }
 }

@@ -6,9 +6,10 @@ mod files;
 mod http;
 mod initialize;
 mod output;
+mod waits;
 mod watch;
 
-use crate::answer::{Answer, answered, carry_out};
+use crate::answer::{Answer, Form, answered, carry_out};
 use crate::asked::Asked;
 use crate::blocking::Blocking;
 use crate::budget::{Budget, Charge};
@@ -18,7 +19,7 @@ use crate::environment;
 use crate::handles::{Disk, Handles};
 use crate::handshake::Handshake;
 use crate::http::Bodies;
-use crate::link::{Doubt, Incoming, Link, Outgoing};
+use crate::link::{Abilities, Doubt, Incoming, Link, Outgoing};
 use crate::metrics::Direction;
 use crate::policies::Policies;
 use crate::reply;
@@ -37,12 +38,11 @@ use serde::Serialize;
 use std::collections::VecDeque;
 use std::future::Future;
 use std::sync::Arc;
-use std::task::Poll;
-use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use waits::{expired, one_ended, overdue};
 
 /// Calls that wait for a slot, beyond those that run. When there are as many the link is not read: the transport's own flow
 /// control holds the client up, and nothing is dropped.
@@ -70,8 +70,7 @@ pub(crate) async fn run(core: Arc<Core>, link: Link, closing: CancellationToken)
 }
 
 async fn serve(core: Arc<Core>, link: Link, closing: CancellationToken, number: u64) {
-    let Link { mut incoming, outgoing, mut answered, answers_pings, peer, resumable, doubt, handshake, budget, caller, scope } =
-        link;
+    let Link { mut incoming, outgoing, mut answered, can, peer, resumable, doubt, handshake, budget, caller, scope } = link;
     budget.join(&core.room.incoming);
     let replies = Budget::new(REPLY_BYTES);
     replies.join(&core.room.replies);
@@ -88,7 +87,8 @@ async fn serve(core: Arc<Core>, link: Link, closing: CancellationToken, number: 
         core,
         outgoing,
         doubt,
-        answers_pings,
+        can,
+        form: Form::Json,
         peer,
         caller,
         number,
@@ -151,39 +151,13 @@ async fn serve(core: Arc<Core>, link: Link, closing: CancellationToken, number: 
     connection.end(resumable).await;
 }
 
-/// Waits for the end of a task in any of the sets.
-async fn one_ended(mut sets: [&mut JoinSet<()>; 4]) {
-    std::future::poll_fn(|task| match sets.iter_mut().any(|set| matches!(set.poll_join_next(task), Poll::Ready(Some(_)))) {
-        true => Poll::Ready(()),
-        false => Poll::Pending,
-    })
-    .await;
-}
-
-/// Waits until it is too late, and answers how much time there was.
-async fn overdue(ends: Option<(Duration, Instant)>) -> Duration {
-    match ends {
-        Some((time, at)) => {
-            sleep_until(at).await;
-            time
-        }
-        None => std::future::pending().await,
-    }
-}
-
-/// Waits until the token of a connection is no longer valid, if that ends it.
-async fn expired(scope: Option<&TokenScope>) {
-    match scope {
-        Some(scope) => scope.expired().await,
-        None => std::future::pending().await,
-    }
-}
-
 struct Connection {
     core: Arc<Core>,
     outgoing: mpsc::Sender<Outgoing>,
     doubt: Doubt,
-    answers_pings: bool,
+    can: Abilities,
+    /// As its client asked.
+    form: Form,
     peer: String,
     caller: Caller,
     number: u64,

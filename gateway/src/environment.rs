@@ -66,6 +66,7 @@ pub(crate) fn extensions(config: &Config) -> Extensions {
         operation_id: true,
         file_operation_id: true,
         keep_handles: true,
+        binary_frames: true,
         take_over: true,
         process_bounds: true,
         process_limits: true,

@@ -1,11 +1,13 @@
 //! File calls: wire parameters become one operation of a worker, and its answer becomes the reply's text.
 
+use crate::answer::Form;
 use crate::blocking::{self, Blocking};
 use crate::core::Core;
 use crate::helper::worker::{Answer, Content, Done, Request, WorkerError};
 use crate::policies::Named;
 use crate::reply;
 use crate::session::Turn;
+use portcullis_protocol::binary::Message;
 use portcullis_protocol::fs::{
     CanonicalizeResult, DirectoryEntryResult, Empty, MetadataResult, ReadDirectoryResult, WalkEntryResult, WalkErrorResult,
     WalkKind, WalkOptions, WalkResult,
@@ -23,6 +25,8 @@ use std::sync::Arc;
 
 /// Bytes that a readFile answers at most.
 const READ_LIMIT: u64 = 512 << 20;
+/// The member of its answer that holds them.
+const CONTENT: &str = "dataBase64";
 /// Workers that one call tries: one may have ended a moment before, and a root of the policy may just have been replaced.
 const ATTEMPTS: usize = 4;
 /// Bytes of an operation id: it is kept beyond its call.
@@ -223,12 +227,19 @@ async fn pack(content: Vec<u8>, blocking: &Blocking) -> Result<Content, String> 
     Ok(Content::Descriptor(Arc::new(memory)))
 }
 
-/// The reply's text.
-pub(crate) async fn reply_text(id: &Id, attempt: &str, done: Done, blocking: &Blocking) -> Result<String, RpcError> {
+/// The reply to a call.
+pub(crate) async fn reply(id: &Id, attempt: &str, done: Done, form: Form, blocking: &Blocking) -> Result<Message, RpcError> {
     match done.done {
+        FsDone::Content => Ok(form.bytes_result(id, CONTENT, done.payload, "")),
+        FsDone::Descriptor { .. } => content(id, attempt, done.descriptor, form, blocking).await,
+        found => reply_text(id, attempt, found).map(Message::from),
+    }
+}
+
+fn reply_text(id: &Id, attempt: &str, done: FsDone) -> Result<String, RpcError> {
+    match done {
         FsDone::Changed => text(id, attempt, &Empty {}),
-        FsDone::Content => Ok(rpc::bytes_result_text(id, "dataBase64", &done.payload, "")),
-        FsDone::Descriptor { .. } => content_text(id, attempt, done.descriptor, blocking).await,
+        FsDone::Content | FsDone::Descriptor { .. } => Err(reply::internal(format!("{attempt}: content is no text"))),
         FsDone::Metadata(found) => text(
             id,
             attempt,
@@ -262,17 +273,17 @@ pub(crate) async fn reply_text(id: &Id, attempt: &str, done: Done, blocking: &Bl
     }
 }
 
-/// A large file: the worker decided and opened, the bytes go from the file into the frame here.
-async fn content_text(id: &Id, attempt: &str, file: Option<OwnedFd>, blocking: &Blocking) -> Result<String, RpcError> {
+/// A large file: the worker decided and opened, the bytes go from the file into the message here.
+async fn content(id: &Id, attempt: &str, file: Option<OwnedFd>, form: Form, blocking: &Blocking) -> Result<Message, RpcError> {
     let file = file.ok_or_else(|| reply::internal(format!("{attempt}: the worker sent no descriptor")))?;
     let id = id.clone();
     let read = blocking.run(move || {
         let limit = usize::try_from(READ_LIMIT).unwrap_or(usize::MAX);
         let bytes = read_whole(&file, limit)?;
-        Ok::<_, rustix::io::Errno>((bytes.len() <= limit).then(|| rpc::bytes_result_text(&id, "dataBase64", &bytes, "")))
+        Ok::<_, rustix::io::Errno>((bytes.len() <= limit).then(|| form.bytes_result(&id, CONTENT, bytes, "")))
     });
     match read.await {
-        Ok(Ok(Some(text))) => Ok(text),
+        Ok(Ok(Some(message))) => Ok(message),
         Ok(Ok(None)) => Err(reply::fs_error(attempt, &FsError::TooLarge(READ_LIMIT))),
         Ok(Err(errno)) => Err(reply::os_error(attempt, errno)),
         Err(lost) => Err(reply::internal(format!("{attempt}: {lost}"))),

@@ -4,6 +4,7 @@ use crate::budget::{Budget, Charge};
 use crate::caller::{Caller, Transport};
 use crate::scope::TokenScope;
 use bytes::Bytes;
+use portcullis_protocol::binary::Message;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
@@ -25,8 +26,7 @@ pub struct Link {
     /// The last mark that was answered, which speaks for those before it: a state, not messages, so that it waits behind
     /// nothing and nobody waits to put it there.
     pub(crate) answered: watch::Receiver<u64>,
-    /// Whether [`Outgoing::Ping`] is answered.
-    pub(crate) answers_pings: bool,
+    pub(crate) can: Abilities,
     /// How texts name the peer, as in `websocket JSON-RPC message from exec-server websocket 127.0.0.1:4000`.
     pub(crate) peer: String,
     /// Whether the session may outlive this link: no on stdio, whose client cannot come back.
@@ -39,6 +39,15 @@ pub struct Link {
     pub(crate) scope: Option<Arc<TokenScope>>,
     /// What its client's messages are charged to.
     pub(crate) budget: Budget,
+}
+
+/// What a link can beside carrying texts in order.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Abilities {
+    /// [`Outgoing::Ping`] is answered.
+    pub(crate) answers_pings: bool,
+    /// [`Outgoing::Binary`] is carried.
+    pub(crate) carries_binary: bool,
 }
 
 /// Raised when somebody else wants what the client of a link has: the client may be gone without a word, and a transport that
@@ -115,6 +124,16 @@ pub enum Outgoing {
     Text(String),
     /// One message, with the room that it takes: to be dropped when it was sent.
     Large(String, Charge),
+    /// One message of JSON and bytes (see [`portcullis_protocol::binary`]), with the room that it takes if it is large; only over
+    /// links that carry those.
+    Binary {
+        /// The message without its bytes.
+        head: String,
+        /// Its bytes.
+        body: Bytes,
+        /// To be dropped when it was sent.
+        room: Option<Charge>,
+    },
     /// A ping that carries this mark; only over links that answer those, with [`Inlet::answered`] once the client has
     /// received everything before it.
     Ping(u64),
@@ -142,7 +161,7 @@ impl Link {
             incoming,
             outgoing,
             answered: answers,
-            answers_pings: false,
+            can: Abilities::default(),
             peer: peer.into(),
             resumable,
             doubt: Doubt(doubt),
@@ -170,7 +189,24 @@ impl Link {
     /// received that; over any other link, sending must be enough.
     #[must_use]
     pub fn answering_pings(self) -> Self {
-        Self { answers_pings: true, ..self }
+        Self { can: Abilities { answers_pings: true, ..self.can }, ..self }
+    }
+
+    /// The same link, which carries [`Outgoing::Binary`]. Its client gets such messages if it asks for them.
+    #[must_use]
+    pub fn carrying_binary(self) -> Self {
+        Self { can: Abilities { carries_binary: true, ..self.can }, ..self }
+    }
+}
+
+impl Outgoing {
+    /// A message, with the room that it takes if it is large.
+    pub(crate) fn message(Message { text, body }: Message, room: Option<Charge>) -> Self {
+        match (body, room) {
+            (Some(body), room) => Self::Binary { head: text, body, room },
+            (None, Some(room)) => Self::Large(text, room),
+            (None, None) => Self::Text(text),
+        }
     }
 }
 

@@ -201,7 +201,9 @@ async fn begin(one: Upgraded, gateway: &Gateway, patience: Patience, sockets: &m
         }
         drop(place);
     });
-    gateway.accept(Link { handshake: Some(patience.handshake), scope: admitted.scope, ..link.answering_pings() }).await;
+    gateway
+        .accept(Link { handshake: Some(patience.handshake), scope: admitted.scope, ..link.answering_pings().carrying_binary() })
+        .await;
 }
 
 /// What clients have to show, and the files that say so to those who belong. The files go when they are dropped.

@@ -43,7 +43,7 @@ async fn carry<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(end: LinkEnd, input:
             let (text, _room) = match message {
                 Outgoing::Text(text) => (text, None),
                 Outgoing::Large(text, room) => (text, Some(room)),
-                Outgoing::Ping(_) => continue,
+                Outgoing::Ping(_) | Outgoing::Binary { .. } => continue,
                 Outgoing::Close { .. } => return,
             };
             let mut line = text.into_bytes();

@@ -18,11 +18,13 @@ use crate::sys;
 use crate::tether::{self, Leftovers, Outcome, Tether};
 use crate::tree;
 use portcullis_protocol::helper::{BUILD, ExitStatus, Frame, NamespaceLayer, SpawnerEvent, SpawnerRequest, Step, decode, encode};
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::epoll::{self, Event, EventData, EventFlags};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, getpid};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::ffi::CString;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
@@ -77,6 +79,8 @@ struct Spawner {
     launches: Vec<Launch>,
     /// By the process id of the keeper.
     tethers: HashMap<Pid, Tether>,
+    /// An epoll of them, with the keeper's process id as the data: thousands may be silent for days, and a poll would look at each.
+    said: OwnedFd,
     /// What children are removing, by their process ids.
     removals: HashMap<Pid, Removal>,
     me: Pid,
@@ -110,6 +114,7 @@ impl Spawner {
             children: Children::default(),
             launches: Vec::new(),
             tethers: HashMap::new(),
+            said: epoll::create(epoll::CreateFlags::CLOEXEC)?,
             removals: HashMap::new(),
             me: getpid(),
             namespaces: probe::namespaces(),
@@ -143,13 +148,13 @@ impl Spawner {
     fn wait(&self) -> Result<Ready, End> {
         let mut interest = PollFlags::IN;
         interest.set(PollFlags::OUT, !self.unsent.is_empty());
-        let mut polled = vec![PollFd::new(&self.socket, interest), PollFd::new(&self.signals, PollFlags::IN)];
+        let read = PollFlags::IN;
+        let mut polled =
+            vec![PollFd::new(&self.socket, interest), PollFd::new(&self.signals, read), PollFd::new(&self.said, read)];
         polled.extend(self.launches.iter().map(|launch| {
             // Once the end was seen, the pipe would be ready for ever; the launcher's exit is what is waited for then.
-            PollFd::new(&launch.pipe, if launch.ended { PollFlags::empty() } else { PollFlags::IN })
+            PollFd::new(&launch.pipe, if launch.ended { PollFlags::empty() } else { read })
         }));
-        let tethers: Vec<_> = self.tethers.iter().filter_map(|(pid, tether)| Some((*pid, tether.socket()?))).collect();
-        polled.extend(tethers.iter().map(|(_, socket)| PollFd::new(*socket, PollFlags::IN)));
         loop {
             match poll(&mut polled, None) {
                 Ok(_) => break,
@@ -158,9 +163,33 @@ impl Spawner {
             }
         }
         let ready: Vec<bool> = polled.iter().map(|polled| !polled.revents().is_empty()).collect();
-        let (launches, spoken) = ready[2..].split_at(self.launches.len());
-        let spoken = tethers.iter().zip(spoken).filter(|(_, ready)| **ready).map(|((pid, _), _)| *pid).collect();
-        Ok(Ready { socket: ready[0], signals: ready[1], launches: launches.to_vec(), tethers: spoken })
+        let tethers = if ready[2] { self.spoken()? } else { Vec::new() };
+        Ok(Ready { socket: ready[0], signals: ready[1], launches: ready[3..].to_vec(), tethers })
+    }
+
+    /// Keepers that have said something, or have closed their ends.
+    fn spoken(&self) -> Result<Vec<Pid>, End> {
+        let mut space = [MaybeUninit::<Event>::uninit(); 64];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let spoken = match epoll::wait(&self.said, &mut space, Some(&now)) {
+            Ok((spoken, _rest)) => spoken,
+            // The next look finds them.
+            Err(Errno::INTR) => return Ok(Vec::new()),
+            Err(errno) => return Err(End::Failed(format!("wait for keepers: {errno}"))),
+        };
+        let pid = |event: &Event| Pid::from_raw(i32::try_from(event.data.u64()).ok()?);
+        Ok(spoken.iter().filter_map(pid).collect())
+    }
+
+    /// Waits for a keeper from here on. One that cannot be heard is ended, and its end is told as any other.
+    fn hear(&self, pid: Pid, tether: &Tether) {
+        let data = EventData::new_u64(u64::from(pid.as_raw_nonzero().get().unsigned_abs()));
+        if let Some(socket) = tether.socket()
+            && let Err(errno) = epoll::add(&self.said, socket, data, EventFlags::IN)
+        {
+            complain(format_args!("wait for a keeper: {errno}; it is ended"));
+            tether.end(pid);
+        }
     }
 
     fn receive(&mut self) -> Result<(), End> {
@@ -219,6 +248,10 @@ impl Spawner {
     fn listen(&mut self, pid: Pid) {
         let Some(tether) = self.tethers.get_mut(&pid) else { return };
         tether.read();
+        if tether.socket().is_none() {
+            // It would be ready for ever. It is out already if it closed before.
+            let _out_already = epoll::delete(&self.said, &*tether);
+        }
         let Some(end) = tether.take_end() else { return };
         // Started comes before Exited, however quick the program was.
         if let Some(at) = self.launches.iter().position(|launch| launch.pid == pid) {
@@ -303,6 +336,8 @@ impl Spawner {
         sys::reap(pid);
         let removal = self.removals.remove(&pid);
         let tether = self.tethers.remove(&pid);
+        // A copy of it in somebody's hands would keep it there otherwise.
+        let _out_already = tether.as_ref().map(|tether| epoll::delete(&self.said, tether));
         let is_stranger = name.is_none() && removal.is_none() && tether.is_none();
         let has_left_others = is_stranger || tether.as_ref().is_some_and(|tether| tether.leaves_others(status));
         if let Some(Removal { then: Some((id, outcome)), .. }) = removal {

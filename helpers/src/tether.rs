@@ -12,7 +12,7 @@ use portcullis_sandbox::mounts;
 use rustix::process::Pid;
 use std::ffi::OsString;
 use std::num::NonZeroU64;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 
@@ -72,6 +72,12 @@ impl Outcome {
     /// Of one of which nothing else is known.
     pub(crate) fn of(status: ExitStatus) -> Self {
         Self { status, denials: Denials::default(), failure: None, limits: Vec::new() }
+    }
+}
+
+impl AsFd for Tether {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
     }
 }
 

@@ -96,6 +96,8 @@ pub struct Extensions {
     pub process_bounds: bool,
     /// `limits` of `process/start`, and `report` of `process/terminate`.
     pub process_limits: bool,
+    /// `binaryFrames` of `initialize`, over links that carry such messages.
+    pub binary_frames: bool,
     /// What `retentionMs` of `initialize` may ask for at most; 0 if it is not understood.
     pub max_retention_ms: u64,
 }

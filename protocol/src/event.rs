@@ -1,8 +1,10 @@
 //! What happens to a process: numbered from 1 without holes, Closed last.
 
 use crate::base64;
+use crate::binary::Message;
 use crate::denial::Denials;
 use crate::limit::LimitReached;
+use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -38,8 +40,8 @@ pub enum Event {
     Output {
         /// Where.
         stream: Stream,
-        /// What; never empty.
-        chunk: Vec<u8>,
+        /// What; never empty. Clones share it, so that it goes from its log to a client as it is.
+        chunk: Bytes,
     },
     /// It ended.
     Exited {
@@ -65,19 +67,27 @@ impl Event {
         }
     }
 
-    /// The notification that tells a client. Built by hand, since letting a serializer look for characters to escape in
+    /// The notification that tells a client; output with its bytes beside it, if it is `binary`.
+    #[must_use]
+    pub fn message(&self, process: &str, seq: u64, binary: bool) -> Message {
+        match self {
+            Self::Output { stream, chunk } if binary => {
+                let head = output_head(process, seq, *stream, 2) + "}}";
+                Message::binary(head, chunk.clone())
+            }
+            other => other.notification(process, seq).into(),
+        }
+    }
+
+    /// The notification that tells a client, as JSON. Built by hand, since letting a serializer look for characters to escape in
     /// base64 costs more than everything else.
     #[must_use]
     pub fn notification(&self, process: &str, seq: u64) -> String {
         let id = serde_json::Value::from(process);
         let mut text = match self {
             Self::Output { stream, chunk } => {
-                let mut text = String::with_capacity(chunk.len() * 4 / 3 + process.len() + 128);
-                let _infallible = write!(
-                    text,
-                    r#"{{"method":"process/output","params":{{"processId":{id},"seq":{seq},"stream":"{}","chunk":""#,
-                    stream.name()
-                );
+                let mut text = output_head(process, seq, *stream, chunk.len() * 4 / 3 + 16);
+                text.push_str(r#","chunk":""#);
                 base64::encode_onto(chunk, &mut text);
                 text.push('"');
                 text
@@ -110,6 +120,14 @@ impl Event {
     }
 }
 
+/// The notification of output up to the member that holds the bytes, with room for so many more.
+fn output_head(process: &str, seq: u64, stream: Stream, more: usize) -> String {
+    let mut text = String::with_capacity(process.len() + 128 + more);
+    let (id, stream) = (serde_json::Value::from(process), stream.name());
+    let _infallible = write!(text, r#"{{"method":"process/output","params":{{"processId":{id},"seq":{seq},"stream":"{stream}""#);
+    text
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -119,7 +137,7 @@ mod tests {
 
     #[test]
     fn notifications_are_json_whatever_the_id() {
-        let output = Event::Output { stream: Stream::Stderr, chunk: b"hi".to_vec() };
+        let output = Event::Output { stream: Stream::Stderr, chunk: "hi".into() };
         let parsed: Value = serde_json::from_str(&output.notification("a\"\\\n", 7)).unwrap();
         let params = json!({"processId": "a\"\\\n", "seq": 7, "stream": "stderr", "chunk": "aGk="});
         assert_eq!(parsed, json!({"method": "process/output", "params": params}));

@@ -30,6 +30,9 @@ pub struct InitializeParams {
     /// most what the operator allows. None leaves it as it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retention_ms: Option<u64>,
+    /// Send content of files and output as bytes (see [`crate::binary`]). Whether it is so is in the result.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub binary_frames: bool,
 }
 
 impl InitializeParams {
@@ -49,4 +52,7 @@ pub struct InitializeResult {
     /// As `environment/info` answers; servers of other makes may leave it out.
     #[serde(default)]
     pub environment_info: Option<EnvironmentInfo>,
+    /// Whether content of files and output come as bytes over this connection; only if that was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub binary_frames: Option<bool>,
 }

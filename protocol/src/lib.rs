@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 pub mod base64;
+pub mod binary;
 pub mod denial;
 pub mod environment;
 pub mod event;

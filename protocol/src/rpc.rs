@@ -161,6 +161,13 @@ pub fn bytes_result_text(id: &Id, member: &str, bytes: &[u8], more: &str) -> Str
     text
 }
 
+/// The same without that member: what goes before bytes that travel as they are (see [`crate::binary`]).
+#[must_use]
+pub fn bytes_result_head(id: &Id, more: &str) -> String {
+    let id = serde_json::to_string(id).unwrap_or_else(|_| "-1".to_owned());
+    format!(r#"{{"id":{id},"result":{{{}}}}}"#, more.strip_prefix(',').unwrap_or(more))
+}
+
 /// The text of an error.
 #[must_use]
 pub fn error_text(id: &Id, error: &RpcError) -> String {
@@ -408,6 +415,8 @@ mod tests {
             bytes_result_text(&Id::Number(7), "chunk", b"hi", r#","eof":true"#),
             r#"{"id":7,"result":{"chunk":"aGk=","eof":true}}"#
         );
+        assert_eq!(bytes_result_head(&Id::Number(7), r#","eof":true"#), r#"{"id":7,"result":{"eof":true}}"#);
+        assert_eq!(bytes_result_head(&Id::Number(7), ""), r#"{"id":7,"result":{}}"#);
         assert_eq!(error_text(&Id::unknown(), &RpcError::new(-32600, "x")), r#"{"error":{"code":-32600,"message":"x"},"id":-1}"#);
     }
 

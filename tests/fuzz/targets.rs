@@ -3,6 +3,7 @@
 
 use super::reference::{Case, Reader, SetUp};
 use super::relay;
+use portcullis_protocol::binary;
 use portcullis_protocol::path::AbsolutePath;
 use portcullis_protocol::sandbox::Sandbox;
 use portcullis_sandbox::compiled::{Compiled, Verdict};
@@ -15,11 +16,12 @@ use std::path::Path;
 pub(crate) type Target = fn(&[u8]) -> bool;
 
 /// All of them, by name.
-pub(crate) const TARGETS: [(&str, Target); 8] = [
+pub(crate) const TARGETS: [(&str, Target); 9] = [
     ("sandbox", sandbox),
     ("policy-file", policy_file),
     ("policy-bytes", policy_bytes),
     ("rules", rules),
+    ("binary", binary),
     ("relay-frame", relay::frame),
     ("relay-handshake", relay::handshake),
     ("relay-answer", relay::answer),
@@ -78,6 +80,21 @@ pub(crate) fn policy_file(data: &[u8]) -> bool {
 pub(crate) fn policy_bytes(data: &[u8]) -> bool {
     let Ok(policy) = Policy::decode(data) else { return false };
     check_bytes(&policy);
+    true
+}
+
+/// Bytes from a server are a head and a body, of which nothing is lost, or refused.
+pub(crate) fn binary(data: &[u8]) -> bool {
+    let Ok((head, body)) = binary::split(data.to_vec().into()) else {
+        let told = data.first_chunk().map(|length| u64::from(u32::from_be_bytes(*length)));
+        assert!(told.is_none_or(|told| told + 4 > data.len() as u64), "{data:?}");
+        return false;
+    };
+    assert_eq!([&data[..4], &head, &body].concat(), data);
+    let Ok(text) = std::str::from_utf8(&head) else { return false };
+    assert_eq!(binary::before_body(text), data[..4 + text.len()]);
+    // Whatever the head is.
+    let _whole = binary::with_member(text, "chunk", &body);
     true
 }
 

@@ -216,10 +216,17 @@ impl Client {
         loop {
             match timeout(PATIENCE, self.socket.next()).await.expect("a message in time") {
                 Some(Ok(Message::Text(text))) => return Some(serde_json::from_str(&text).expect("JSON")),
+                Some(Ok(Message::Binary(bytes))) => return Some(with_bytes(&bytes)),
                 Some(Ok(Message::Close(_)) | Err(_)) | None => return None,
                 Some(Ok(_)) => {}
             }
         }
+    }
+
+    /// Whether a message came as one with bytes, which are put back to where JSON has them.
+    #[must_use]
+    pub fn is_binary(message: &Value) -> bool {
+        message["cameAsBytes"] == true
     }
 
     /// Waits until the server closes the connection, and answers with which code.
@@ -313,11 +320,16 @@ impl Events {
     /// What it wrote to a stream, or to all.
     #[must_use]
     pub fn output(&self, stream: Option<&str>) -> String {
+        String::from_utf8_lossy(&self.bytes(stream)).into_owned()
+    }
+
+    /// The same as it is.
+    #[must_use]
+    pub fn bytes(&self, stream: Option<&str>) -> Vec<u8> {
         let wanted = |notice: &&Value| {
             notice["method"] == "process/output" && stream.is_none_or(|stream| notice["params"]["stream"] == stream)
         };
-        let bytes: Vec<u8> = self.notices.iter().filter(wanted).flat_map(|notice| unbase64(&notice["params"]["chunk"])).collect();
-        String::from_utf8_lossy(&bytes).into_owned()
+        self.notices.iter().filter(wanted).flat_map(|notice| unbase64(&notice["params"]["chunk"])).collect()
     }
 
     /// Its exit status.
@@ -340,6 +352,22 @@ fn merged(mut base: Value, more: Value) -> Value {
         base.extend(more);
     }
     base
+}
+
+/// A message with bytes as JSON would have it, and marked.
+fn with_bytes(message: &[u8]) -> Value {
+    let (length, rest) = message.split_first_chunk().expect("a length");
+    let (head, body) = rest.split_at(u32::from_be_bytes(*length) as usize);
+    let mut message: Value = serde_json::from_slice(head).expect("a head of JSON");
+    let (place, member) = match (&message["params"], &message["result"]["eof"]) {
+        (Value::Object(_), _) => ("params", "chunk"),
+        (_, Value::Bool(_)) => ("result", "chunk"),
+        _ => ("result", "dataBase64"),
+    };
+    let earlier = message[place].as_object_mut().expect("an object").insert(member.to_owned(), json!(STANDARD.encode(body)));
+    assert_eq!(earlier, None, "the head says it without its bytes");
+    message["cameAsBytes"] = json!(true);
+    message
 }
 
 fn unbase64(text: &Value) -> Vec<u8> {

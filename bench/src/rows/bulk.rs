@@ -1,7 +1,7 @@
 //! Much at a time: files by blocks, output, and what a cut costs.
 
 use super::processes::{Event, start};
-use super::{Limit, Row, Side, Unit};
+use super::{Limit, Row, Side, Unit, milliseconds};
 use crate::Failure;
 use crate::ground::Ground;
 use crate::machine::Machine;
@@ -13,12 +13,13 @@ use std::fs::File;
 use std::time::{Duration, Instant};
 
 const STREAMED: u64 = 256 << 20;
+const FILE: u64 = 8 << 20;
 const BLOCK: u64 = 1 << 20;
 const BLOCKS_IN_FLIGHT: u64 = 4;
 const OUTPUT_MIB: u64 = 512;
 
 pub(super) fn rows() -> Vec<Row> {
-    use Unit::{Lost, Megabytes};
+    use Unit::{Lost, Megabytes, Milliseconds};
     let row = |name, unit, rounds, target, measure, limit| Row { name, unit, rounds, target, measure, limit };
     let copy = Some(("loopback TCP", Machine::copy as Limit));
     vec![
@@ -30,9 +31,38 @@ pub(super) fn rows() -> Vec<Row> {
             |side, ground| stream(&mut side.wire, ground, STREAMED),
             copy,
         ),
-        row("output of 512 MiB", Megabytes, 2, 3.0, output, copy),
+        row("output of 512 MiB", Megabytes, 2, 3.0, |side, ground| output(&mut side.wire, ground), copy),
+        row("readFile 8 MiB, binary", Milliseconds, 12, 4.0, |side, ground| as_bytes(side, ground, file), None),
+        row(
+            "a file of 256 MiB by blocks of 1 MiB, 4 in flight, binary",
+            Megabytes,
+            3,
+            3.0,
+            |side, ground| as_bytes(side, ground, |wire, ground| stream(wire, ground, STREAMED)),
+            copy,
+        ),
+        row("output of 512 MiB, binary", Megabytes, 2, 3.0, |side, ground| as_bytes(side, ground, output), copy),
         row("32 MiB/s for 3 s, 0.7 s of them away", Lost, 1, 0.0, away, None),
     ]
+}
+
+/// The same over a connection of its own, where bytes travel as bytes.
+fn as_bytes(side: &Side, ground: &Ground, once: fn(&mut Wire, &Ground) -> Result<f64, Failure>) -> Result<f64, Failure> {
+    match Wire::connect_binary(&side.address, side.acks)? {
+        Some(mut wire) => once(&mut wire, ground),
+        None => Ok(f64::NAN),
+    }
+}
+
+fn file(wire: &mut Wire, ground: &Ground) -> Result<f64, Failure> {
+    let params = json!({"path": ground.uri(&format!("read-{FILE}"))}).to_string();
+    let begun = Instant::now();
+    let incoming = wire.call("fs/readFile", &params)?;
+    let taken = milliseconds(begun);
+    match incoming.bytes() {
+        Some(FILE) => Ok(taken),
+        other => Err(format!("of a file of {FILE} bytes {other:?} came as bytes").into()),
+    }
 }
 
 /// Reads a file by blocks. It is sparse: what the disk does is not looked for.
@@ -64,7 +94,10 @@ fn block(wire: &mut Wire) -> Result<u64, Failure> {
     let incoming = wire.receive()?;
     let parts = incoming.parts()?;
     let result = parts.result.ok_or_else(|| format!("fs/readBlock: {:?}", parts.error.map(ToString::to_string)))?;
-    Ok(length(serde_json::from_str::<Block<'_>>(result.get())?.chunk))
+    match incoming.bytes() {
+        Some(bytes) => Ok(bytes),
+        None => Ok(length(serde_json::from_str::<Block<'_>>(result.get())?.chunk)),
+    }
 }
 
 /// How many bytes base64 stands for.
@@ -73,21 +106,24 @@ fn length(chunk: &str) -> u64 {
     (chunk.len() / 4 * 3 - padding) as u64
 }
 
-fn output(side: &mut Side, ground: &Ground) -> Result<f64, Failure> {
-    let name = side.wire.name();
+fn output(wire: &mut Wire, ground: &Ground) -> Result<f64, Failure> {
+    let name = wire.name();
     let argv = ["/bin/dd", "if=/dev/zero", "bs=1M", &format!("count={OUTPUT_MIB}"), "status=none"];
     let begun = Instant::now();
-    side.wire.send("process/start", &start(&name, &argv, ground, &Value::Null, false, false))?;
+    wire.send("process/start", &start(&name, &argv, ground, &Value::Null, false, false))?;
     let mut seen = 0;
     loop {
-        let incoming = side.wire.receive()?;
+        let incoming = wire.receive()?;
         let parts = incoming.parts()?;
         if let Some(error) = parts.error {
             return Err(format!("process/start: {error}").into());
         }
         let (Some(method), Some(params)) = (parts.method, parts.params) else { continue };
         match method {
-            "process/output" => seen += length(serde_json::from_str::<Event<'_>>(params.get())?.chunk.unwrap_or_default()),
+            "process/output" => {
+                let event: Event<'_> = serde_json::from_str(params.get())?;
+                seen += incoming.bytes().unwrap_or_else(|| length(event.chunk.unwrap_or_default()));
+            }
             "process/closed" => break,
             _ => {}
         }

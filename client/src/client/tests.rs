@@ -25,7 +25,7 @@ async fn serve(mut requests: mpsc::Receiver<String>, answers: mpsc::Sender<Strin
         };
         answers.send(answer).await.unwrap();
         if id == Id::Number(4) {
-            let output = Event::Output { stream: Stream::Stdout, chunk: b"x".to_vec() };
+            let output = Event::Output { stream: Stream::Stdout, chunk: "x".into() };
             answers.send(output.notification("p", 1)).await.unwrap();
             let denials = Arc::new(Denials { list: vec![denial()], more: 2 });
             answers.send(Event::Exited { code: 1, denials, limits: Vec::new() }.notification("p", 2)).await.unwrap();
@@ -207,7 +207,7 @@ async fn a_process_is_a_stream_and_a_sink() {
             played.answer(&write, json!({"status": status})).await;
         }
         for event in [
-            Event::Output { stream: Stream::Stderr, chunk: b"x".to_vec() }.notification("p", 1),
+            Event::Output { stream: Stream::Stderr, chunk: "x".into() }.notification("p", 1),
             Event::Closed.notification("p", 3),
             Event::Exited { code: 0, denials: Arc::default(), limits: Vec::new() }.notification("p", 2),
         ] {

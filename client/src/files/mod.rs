@@ -6,8 +6,9 @@ mod writer;
 pub use reader::FileReader;
 pub use writer::FileWriter;
 
-use crate::client::operation_id;
+use crate::client::{decode, operation_id};
 use crate::pending::Again;
+use crate::recovery::Reply;
 use crate::task::Litter;
 use crate::{ClientStatus, ExecServerClient, ExecServerError};
 use portcullis_protocol::base64::Chunk;
@@ -48,7 +49,11 @@ impl ExecServerClient {
     /// See [`ExecServerError`].
     pub async fn read_file(&self, path: &WirePath, sandbox: Sandbox<'_>) -> Result<Vec<u8>, ExecServerError> {
         let params = PathParams { path: path.clone(), follow_symlinks: None, sandbox: owned(sandbox) };
-        self.call("fs/readFile", &params).await.map(|read: ReadFileResult| read.data_base64.0)
+        let reply = self.ask("fs/readFile", &params, Again::Fail).await?;
+        match reply.body {
+            Some(content) => Ok(content.into()),
+            None => decode("fs/readFile", reply).map(|read: ReadFileResult| read.data_base64.0),
+        }
     }
 
     /// Writes a file, which is made if it is not there.
@@ -222,6 +227,11 @@ impl Handle {
 
     /// Calls something of the handle, whose blocks may be sent again.
     async fn call<R: DeserializeOwned>(&self, method: &str, params: &impl Serialize) -> Result<R, ExecServerError> {
+        decode(method, self.ask(method, params).await?)
+    }
+
+    /// The same, with what the result brings as bytes if it does.
+    async fn ask(&self, method: &str, params: &impl Serialize) -> Result<Reply, ExecServerError> {
         let again = match (self.client.keeps_handles(), method) {
             // The block has its offset: twice is once.
             (true, _) => Again::Send,
@@ -232,7 +242,7 @@ impl Handle {
         if is_old && !matches!(self.client.status(), ClientStatus::Failed(_)) {
             return Err(self.lost());
         }
-        match self.client.call_again(method, params, again).await {
+        match self.client.ask(method, params, again).await {
             // The link was cut while the call was in line.
             Err(ExecServerError::Server(error)) if error.code == code::NOT_FOUND && self.generation != self.present() => {
                 Err(self.lost())

@@ -2,8 +2,12 @@
 
 use super::Handle;
 use crate::ExecServerError;
+use crate::client::decode;
+use crate::recovery::Reply;
 use futures_util::Stream;
+use portcullis_protocol::base64::Chunk;
 use portcullis_protocol::fs::{ReadBlockParams, ReadBlockResult};
+use serde::Deserialize;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
@@ -57,7 +61,20 @@ impl FileReader {
 
 async fn read(handle: Arc<Handle>, offset: u64, len: u64) -> Result<ReadBlockResult, ExecServerError> {
     let params = ReadBlockParams { handle_id: handle.id.clone(), offset, len };
-    handle.call("fs/readBlock", &params).await
+    let Reply { result, body } = handle.ask("fs/readBlock", &params).await?;
+    match body {
+        Some(chunk) => {
+            let End { eof } = decode("fs/readBlock", Reply { result, body: None })?;
+            Ok(ReadBlockResult { chunk: Chunk(chunk.into()), eof })
+        }
+        None => decode("fs/readBlock", Reply { result, body }),
+    }
+}
+
+/// What a block says beside its bytes.
+#[derive(Deserialize)]
+struct End {
+    eof: bool,
 }
 
 impl Stream for FileReader {

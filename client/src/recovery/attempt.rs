@@ -32,6 +32,8 @@ impl Core {
             }
         }
         let is_resume = self.generation > 0;
+        // Output may come before the answer.
+        self.takes_binary = true;
         let params = InitializeParams {
             client_name: self.settings.client_name.clone(),
             resume_session_id: self.session.clone(),
@@ -40,6 +42,7 @@ impl Core {
             keep_handles: self.settings.keep_handles,
             take_over: if is_resume { self.extensions.take_over } else { self.settings.take_over },
             retention_ms: self.settings.retention.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX)),
+            binary_frames: true,
         };
         self.send_own(Owner::Initialize, "initialize", &params, Again::Fail);
     }
@@ -84,6 +87,7 @@ impl Core {
         if let Some(link) = self.link() {
             self.outputs.push_back(Output::Send { link, text });
         }
+        self.takes_binary = result.binary_frames == Some(true);
         let until = now + self.settings.initialize_timeout;
         if let Some(attempt) = self.attempt() {
             (attempt.step, attempt.until) = (Step::CatchingUp, until);

@@ -1,6 +1,6 @@
 //! Calls and their answers, and what the server says of itself.
 
-use super::{Core, Output, Owner, Phase, RouteId, Ticket};
+use super::{Core, Output, Owner, Phase, Reply, RouteId, Ticket};
 use crate::ExecServerError;
 use crate::pending::{Again, Call};
 use crate::process::ProcessEvent;
@@ -115,7 +115,7 @@ impl Core {
     }
 
     fn answer(&mut self, ticket: Ticket, outcome: Result<&RawValue, RpcError>) {
-        let outcome = outcome.map(ToOwned::to_owned).map_err(ExecServerError::Server);
+        let outcome = outcome.map(Reply::from).map_err(ExecServerError::Server);
         self.outputs.push_back(Output::Answer { ticket, outcome });
     }
 

@@ -5,6 +5,7 @@
 //! One deadline is for the whole of a recovery.
 
 mod attempt;
+mod binary;
 mod calls;
 pub(crate) mod catch_up;
 mod http;
@@ -16,14 +17,15 @@ mod tests;
 use crate::pending::{Again, Call, Pending, Slot};
 use crate::process::ProcessEvent;
 use crate::{ClientStatus, ExecServerError};
+pub(crate) use binary::Reply;
 use http::Body;
 use portcullis_protocol::environment::Extensions;
 use portcullis_protocol::init::InitializeResult;
 use process::Route;
 use serde::Serialize;
-use serde_json::value::RawValue;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::{Duration, Instant};
+use tokio_tungstenite::tungstenite::Bytes;
 
 /// Bytes of output in a page of events: what a server answers at most, and what is asked for at least.
 const MOST_PAGE: u64 = 1 << 20;
@@ -80,6 +82,8 @@ pub(crate) enum Input {
     Unreachable { link: LinkId, reason: String },
     /// It brought a message.
     Message { link: LinkId, text: String },
+    /// It brought a binary one.
+    Binary { link: LinkId, message: Bytes },
     /// It ended.
     Ended { link: LinkId, reason: String },
     /// Time went by.
@@ -98,7 +102,7 @@ pub(crate) enum Output {
     /// The first handshake succeeded or failed.
     Ready(Result<Box<InitializeResult>, ExecServerError>),
     /// The answer of a ticket, the only one.
-    Answer { ticket: Ticket, outcome: Result<Box<RawValue>, ExecServerError> },
+    Answer { ticket: Ticket, outcome: Result<Reply, ExecServerError> },
     /// Something happened to a process.
     Event { route: RouteId, event: ProcessEvent, cost: usize },
     /// A part of a body.
@@ -167,6 +171,8 @@ pub(crate) struct Core {
     extensions: Extensions,
     links: LinkId,
     generation: u64,
+    /// The link may bring binary messages: they were asked for, and not refused.
+    takes_binary: bool,
     pending: Pending<Owner>,
     routes: BTreeMap<RouteId, Route>,
     /// Who follows which process; one at a time.
@@ -189,6 +195,7 @@ impl Core {
             extensions: Extensions::default(),
             links: 1,
             generation: 0,
+            takes_binary: false,
             pending: Pending::new(),
             routes: BTreeMap::new(),
             names: HashMap::new(),
@@ -214,15 +221,16 @@ impl Core {
             Input::Taken { route, seq, cost, events, gone } => self.taken(route, seq, cost, events, gone),
             Input::Opened { link } => self.opened(link, now),
             Input::Unreachable { link, reason } => self.unreachable(link, reason, now),
-            Input::Message { link, text } => {
-                if self.link() == Some(link)
-                    && let Err(reason) = self.message(&text, now)
-                {
-                    self.lost(link, &reason, now);
-                }
+            Input::Message { link, text } if self.link() == Some(link) => {
+                let taken = self.message(&text, now);
+                taken.unwrap_or_else(|reason| self.lost(link, &reason, now));
+            }
+            Input::Binary { link, message } if self.link() == Some(link) && self.takes_binary => {
+                let taken = self.binary(message);
+                taken.unwrap_or_else(|reason| self.lost(link, &reason, now));
             }
             Input::Ended { link, reason } => self.lost(link, &reason, now),
-            Input::Tick => {}
+            Input::Message { .. } | Input::Binary { .. } | Input::Tick => {}
         }
         self.install_if_caught_up();
     }

@@ -1,7 +1,7 @@
 //! Processes that are followed: started or attached to, live, behind, abandoned.
 
 use super::order::Order;
-use super::{Core, EVENT_COST, MOST_PAGE, Output, Owner, Phase, RouteId, Ticket, catch_up};
+use super::{Core, EVENT_COST, MOST_PAGE, Output, Owner, Phase, Reply, RouteId, Ticket, catch_up};
 use crate::ExecServerError;
 use crate::pending::{Again, Call, Slot};
 use crate::process::ProcessEvent;
@@ -134,7 +134,7 @@ impl Core {
     /// The answer to a start.
     pub(super) fn started(&mut self, id: RouteId, ticket: Ticket, outcome: Result<&RawValue, RpcError>) {
         let is_ok = outcome.is_ok();
-        let outcome = outcome.map(ToOwned::to_owned).map_err(ExecServerError::Server);
+        let outcome = outcome.map(Reply::from).map_err(ExecServerError::Server);
         self.outputs.push_back(Output::Answer { ticket, outcome });
         let Some(route) = self.routes.get_mut(&id) else { return };
         let Stage::Starting { is_again } = route.stage else { return };
@@ -222,8 +222,7 @@ impl Core {
             }
             (Ok((events, is_done)), ticket) => {
                 if let Some(ticket) = ticket {
-                    let nothing = RawValue::from_string("{}".to_owned()).expect("Invariant: `{}` is JSON");
-                    self.outputs.push_back(Output::Answer { ticket, outcome: Ok(nothing) });
+                    self.outputs.push_back(Output::Answer { ticket, outcome: Ok(Reply::nothing()) });
                 }
                 self.brought(id, events, is_done);
             }

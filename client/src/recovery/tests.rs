@@ -1,5 +1,6 @@
 //! The machine, input by input.
 
+mod binary;
 mod simulation;
 
 use super::*;
@@ -13,6 +14,8 @@ struct Bench {
     done: Vec<String>,
     sent: Vec<Value>,
     answers: Vec<(Ticket, Result<String, ExecServerError>)>,
+    /// Those with bytes.
+    replies: Vec<(Ticket, Result<Reply, ExecServerError>)>,
     events: Vec<ProcessEvent>,
 }
 
@@ -34,7 +37,8 @@ impl Bench {
     fn new(settings: Settings) -> Self {
         let now = Instant::now();
         let core = Core::new(settings, now);
-        let mut bench = Self { core, now, done: Vec::new(), sent: Vec::new(), answers: Vec::new(), events: Vec::new() };
+        let (done, sent, answers, replies, events) = Default::default();
+        let mut bench = Self { core, now, done, sent, answers, replies, events };
         bench.drain();
         bench
     }
@@ -66,8 +70,9 @@ impl Bench {
                 Output::HangUp { link } => self.done.push(format!("hang up {link}")),
                 Output::Send { text, .. } => self.sent.push(serde_json::from_str(&text).unwrap()),
                 Output::Ready(outcome) => self.done.push(format!("ready {}", outcome.is_ok())),
+                Output::Answer { ticket, outcome: Ok(reply) } if reply.body.is_some() => self.replies.push((ticket, Ok(reply))),
                 Output::Answer { ticket, outcome } => {
-                    self.answers.push((ticket, outcome.map(|result| result.get().to_owned())));
+                    self.answers.push((ticket, outcome.map(|reply| reply.result.get().to_owned())));
                 }
                 Output::Event { event, .. } => self.events.push(event),
                 Output::Part { part, .. } => self.done.push(format!("part {part:?}")),

@@ -1,7 +1,7 @@
 //! Routes of the file calls and of file handles.
 
 use super::Connection;
-use crate::answer::{Answer, text, text_size};
+use crate::answer::{Answer, text};
 use crate::core::Core;
 use crate::fs_call::{self, FsCall};
 use crate::handles::{self, Disk};
@@ -12,7 +12,7 @@ use crate::session::{Change, Command, Turn};
 use portcullis_protocol::fs::{Empty, HandleParams, OpenParams, ReadBlockParams, WriteBlockParams};
 use portcullis_protocol::helper::{FsDone, FsOperation, MAX_BODY};
 use portcullis_protocol::method::Call;
-use portcullis_protocol::rpc::{self, Id, RpcError};
+use portcullis_protocol::rpc::{Id, RpcError};
 use std::sync::Arc;
 use tokio::sync::oneshot;
 
@@ -21,7 +21,7 @@ const LISTING: usize = MAX_BODY;
 
 impl Connection {
     pub(super) async fn files(&mut self, id: Id, call: Call) -> Result<(), RpcError> {
-        let (core, disk, replies) = (Arc::clone(&self.core), self.disk.clone(), self.replies.clone());
+        let (core, disk, replies, form) = (Arc::clone(&self.core), self.disk.clone(), self.replies.clone(), self.form);
         let carried = self.prepare(call)?;
         if carried.call.operation_id.is_some() {
             return self.change(id, carried).await;
@@ -36,12 +36,12 @@ impl Connection {
             let done = carried.out(&core, &disk).await?;
             let room = match (listing, &done.done) {
                 (None, FsDone::Descriptor { size }) => {
-                    Some(replies.charge(text_size(usize::try_from(*size).unwrap_or(usize::MAX))).await)
+                    Some(replies.charge(form.size(usize::try_from(*size).unwrap_or(usize::MAX))).await)
                 }
                 (listing, _) => listing,
             };
-            let text = fs_call::reply_text(&id, &attempt, done, &disk.blocking).await?;
-            Ok(Answer { text, room })
+            let message = fs_call::reply(&id, &attempt, done, form, &disk.blocking).await?;
+            Ok(Answer { message, room })
         });
         Ok(())
     }
@@ -88,13 +88,13 @@ impl Connection {
     pub(super) fn read_block(&mut self, id: Id, params: ReadBlockParams) -> Result<(), RpcError> {
         let length = handles::check_length("read", params.len)?;
         let slot = self.handles.get(&params.handle_id)?;
-        let (disk, turn, replies) = (self.disk.clone(), self.order()?.read(), self.replies.clone());
+        let (disk, turn, replies, form) = (self.disk.clone(), self.order()?.read(), self.replies.clone(), self.form);
         self.run(id.clone(), async move {
             turn.wait().await;
-            let room = replies.charge(text_size(length)).await;
+            let room = replies.charge(form.size(length)).await;
             let bytes = slot.read(&params.handle_id, params.offset, length, &disk).await?;
             let eof = if bytes.len() < length { r#","eof":true"# } else { r#","eof":false"# };
-            Ok(Answer::large(rpc::bytes_result_text(&id, "chunk", &bytes, eof), room))
+            Ok(Answer::large(form.bytes_result(&id, "chunk", bytes, eof), room))
         });
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! The route of `initialize`: a session of its own, or one that was there before.
 
 use super::Connection;
+use crate::answer::Form;
 use crate::environment;
 use crate::reply;
 use crate::session::{AttachError, Command, Newcomer, Terms};
@@ -28,6 +29,7 @@ impl Connection {
             take_over: params.take_over,
             retention: params.retention_ms.map(|asked| Duration::from_millis(asked).min(longest)),
             proof: self.proof(params.acknowledge),
+            form: if params.binary_frames && self.can.carries_binary { Form::Binary } else { Form::Json },
         };
         let newcomer =
             Newcomer { outgoing: self.outgoing.clone(), evicted: self.leaving.clone(), doubt: self.doubt.clone(), terms };
@@ -37,11 +39,13 @@ impl Connection {
         })?;
         let extensions = params.extensions.then(|| Box::new(environment::extensions(&self.core.config)));
         let environment_info = Some(EnvironmentInfo { extensions, ..self.core.environment.clone() });
-        let result = InitializeResult { session_id: session.id().to_string(), environment_info };
+        let binary_frames = params.binary_frames.then_some(terms.form == Form::Binary);
+        let result = InitializeResult { session_id: session.id().to_string(), environment_info, binary_frames };
         tracing::info!(connection = self.number, session = &*session.mark(), "session attached");
         self.asked.iter_mut().for_each(|asked| asked.of(|| session.mark()));
         self.handles = std::mem::take(&mut attachment.handles);
         self.keeps_handles = params.keep_handles;
+        self.form = terms.form;
         self.attached = Some((session, attachment));
         self.handshake.attached();
         self.answer(&id, &result).await

@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 impl Connection {
     /// What shows that this client has what it was sent.
     pub(super) fn proof(&self, acknowledges: bool) -> Proof {
-        match (acknowledges, self.answers_pings) {
+        match (acknowledges, self.can.answers_pings) {
             (true, _) => Proof::Word,
             (false, true) => Proof::Mark,
             (false, false) => Proof::Sent,

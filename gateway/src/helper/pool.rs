@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior};
 
 /// Workers of one session, one a policy; the one that idled longest makes room.
-const PER_SESSION: usize = 8;
+const PER_SESSION: usize = 16;
 /// Workers of all sessions.
 const TOTAL: usize = 64;
 /// Started children that wait for a policy: takes a process start off the first request's path.

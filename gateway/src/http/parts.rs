@@ -3,7 +3,7 @@
 use super::Answer;
 use super::fetch::within;
 use super::whole::LARGEST;
-use crate::answer::text_size;
+use crate::answer::Form;
 use crate::budget::Budget;
 use crate::ids::{Ids, InUse, NotFree};
 use crate::link::Outgoing;
@@ -106,7 +106,7 @@ impl Sent {
     /// Sends one part once there is room; false if the client is gone.
     async fn part(&mut self, bytes: Vec<u8>, last: Option<(InUse, Option<String>)>) -> bool {
         self.seq += 1;
-        let room = self.to.room.charge(text_size(bytes.len()) + self.to.request_id.len()).await;
+        let room = self.to.room.charge(Form::Json.size(bytes.len()) + self.to.request_id.len()).await;
         let done = last.is_some();
         let (in_use, detail) = last.unzip();
         let detail = detail.flatten();

@@ -2,10 +2,12 @@
 
 use super::STRAGGLERS;
 use super::upgrade::WebSocket;
+use crate::budget::Charge;
 use crate::link::{Inlet, LinkEnd, Outgoing};
 use bytes::Bytes;
 use futures_util::stream::{SplitSink, SplitStream};
 use futures_util::{SinkExt as _, StreamExt as _};
+use portcullis_protocol::binary::before_body;
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep, timeout_at};
@@ -123,38 +125,29 @@ async fn write(
     // In every ping after it too, since a client may answer the newest alone (RFC 6455 section 5.5.3).
     let mut mark = Bytes::new();
     loop {
-        let mut room = None;
-        let message = tokio::select! {
+        let next = tokio::select! {
             message = outgoing.recv() => match message {
-                Some(Outgoing::Text(text)) => Message::Text(text.into()),
-                Some(Outgoing::Large(text, taken)) => {
-                    room = Some(taken);
-                    if text.len() > PIECE {
-                        if in_pieces(&mut sink, text.into()).await.is_err() {
-                            return;
-                        }
-                        continue;
-                    }
-                    Message::Text(text.into())
-                }
+                Some(Outgoing::Text(text)) => Message::Text(text.into()).into(),
+                Some(Outgoing::Large(text, room)) => Next::Data(Data::Text, [text.into(), Bytes::new()], Some(room)),
+                Some(Outgoing::Binary { head, body, room }) => Next::Data(Data::Binary, [before_body(&head), body], room),
                 Some(Outgoing::Ping(newest)) => {
                     mark = Bytes::copy_from_slice(&newest.to_be_bytes());
-                    Message::Ping(mark.clone())
+                    Message::Ping(mark.clone()).into()
                 }
-                Some(Outgoing::Close { code, reason }) => close(code, reason),
+                Some(Outgoing::Close { code, reason }) => close(code, reason).into(),
                 None => return,
             },
-            _tick = ping.tick() => Message::Ping(mark.clone()),
+            _tick = ping.tick() => Message::Ping(mark.clone()).into(),
             // Whoever wants the session may ask many times a second.
             Ok(()) = doubted.changed() => {
                 if Instant::now() < doubt_again {
                     continue;
                 }
                 doubt_again = Instant::now() + DOUBT;
-                Message::Ping(mark.clone())
+                Message::Ping(mark.clone()).into()
             }
             offence = &mut reader_ended, if !has_reader_ended => match offence {
-                Ok(Some((code, reason))) => close(code, reason),
+                Ok(Some((code, reason))) => close(code, reason).into(),
                 // Where it is we who end, the last word is in line already; where the client is gone, sending soon fails.
                 Ok(None) | Err(_) => {
                     has_reader_ended = true;
@@ -162,8 +155,13 @@ async fn write(
                 }
             },
         };
-        let is_last = matches!(message, Message::Close(_));
-        if sink.feed(message).await.is_err() {
+        let is_last = matches!(next, Next::Whole(Message::Close(_)));
+        // What is large gives its room back once the socket has it.
+        let (fed, room) = match next {
+            Next::Whole(message) => (sink.feed(message).await, None),
+            Next::Data(kind, parts, room) => (in_pieces(&mut sink, kind, parts).await, room),
+        };
+        if fed.is_err() {
             return;
         }
         // What is in line goes out together, the last of it at once.
@@ -174,17 +172,35 @@ async fn write(
     }
 }
 
-/// Sends a text as a message of several frames, and all of it at once.
-async fn in_pieces(sink: &mut SplitSink<WebSocket, Message>, mut text: Bytes) -> Result<(), Error> {
-    let mut kind = Data::Text;
-    loop {
-        let piece = text.split_to(text.len().min(PIECE));
-        sink.send(Message::Frame(Frame::message(piece, OpCode::Data(kind), text.is_empty()))).await?;
-        if text.is_empty() {
-            return Ok(());
-        }
-        kind = Data::Continue;
+/// What is sent next.
+enum Next {
+    Whole(Message),
+    /// A message whose parts are in different buffers, or that is large; with the room that it takes.
+    Data(Data, [Bytes; 2], Option<Charge>),
+}
+
+impl From<Message> for Next {
+    fn from(message: Message) -> Self {
+        Self::Whole(message)
     }
+}
+
+/// Feeds one message of several frames, so that its parts need not be joined. Each full piece goes out at once.
+async fn in_pieces(sink: &mut SplitSink<WebSocket, Message>, mut kind: Data, parts: [Bytes; 2]) -> Result<(), Error> {
+    let mut left: usize = parts.iter().map(Bytes::len).sum();
+    for mut part in parts {
+        while !part.is_empty() {
+            let piece = part.split_to(part.len().min(PIECE));
+            left -= piece.len();
+            let is_full = piece.len() == PIECE;
+            sink.feed(Message::Frame(Frame::message(piece, OpCode::Data(kind), left == 0))).await?;
+            if is_full {
+                sink.flush().await?;
+            }
+            kind = Data::Continue;
+        }
+    }
+    Ok(())
 }
 
 fn close(code: u16, reason: String) -> Message {

@@ -133,7 +133,7 @@ pub(super) async fn pump(
             let (text, _room) = match message {
                 Outgoing::Text(text) => (text, None),
                 Outgoing::Large(text, room) => (text, Some(room)),
-                Outgoing::Ping(_) => continue,
+                Outgoing::Ping(_) | Outgoing::Binary { .. } => continue,
                 Outgoing::Close { .. } => break,
             };
             let (taken, is_taken) = oneshot::channel();

@@ -58,7 +58,7 @@ impl State {
             }
         }
         if !chunk.is_empty() {
-            self.append(key, Event::Output { stream, chunk });
+            self.append(key, Event::Output { stream, chunk: chunk.into() });
         }
         self.grant(key);
     }

@@ -3,6 +3,7 @@
 use super::delivery::Proof;
 use super::guard::Bounds;
 use super::log::{Extent, Write};
+use crate::answer::Form;
 use crate::process::pump::Feed;
 use portcullis_protocol::helper::Enforced;
 use portcullis_protocol::limit::{LimitInForce, TreeEnd};
@@ -53,6 +54,8 @@ pub(crate) struct Terms {
     pub(crate) retention: Option<Duration>,
     /// What proves that its client has received what it was sent.
     pub(crate) proof: Proof,
+    /// How output travels to it.
+    pub(crate) form: Form,
 }
 
 /// Why a change that was sent again is not answered as the first was.

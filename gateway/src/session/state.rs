@@ -7,7 +7,9 @@ use super::message::{Answer, Call, Input, Output, Retention, SpoolLimits, Terms}
 use super::operations::Operations;
 use super::paging::{Pending, Reader};
 use super::process::{Parked, Phase, Process};
+use crate::answer::Form;
 use crate::process::pump::Feed;
+use portcullis_protocol::binary::Message;
 use portcullis_protocol::denial::Denials;
 use portcullis_protocol::event::Event;
 use portcullis_protocol::rpc::{RpcError, code};
@@ -45,6 +47,8 @@ pub(super) struct State {
     successor: Option<(Call, Terms)>,
     /// The latest client says what it has.
     says_when: bool,
+    /// How output travels to it.
+    form: Form,
     pub(super) next_key: u64,
     pub(super) processes: HashMap<u64, Process>,
     pub(super) keys: HashMap<Arc<str>, u64>,
@@ -75,6 +79,7 @@ impl State {
             generation: 0,
             successor: None,
             says_when: false,
+            form: Form::Json,
             next_key: 0,
             processes: HashMap::new(),
             keys: HashMap::new(),
@@ -152,15 +157,16 @@ impl State {
     }
 
     /// The next notification; processes take turns.
-    pub(super) fn announce(&mut self) -> Option<String> {
+    pub(super) fn announce(&mut self) -> Option<Message> {
         while let Some(key) = self.unsent.pop_front() {
             let Some(process) = self.processes.get_mut(&key) else { continue };
-            let Some(text) = process.log.announce(&process.id) else { continue };
+            let Some((seq, event)) = process.log.announce() else { continue };
+            let message = event.message(&process.id, seq, self.form == Form::Binary);
             if process.log.has_unsent() {
                 self.unsent.push_back(key);
             }
-            self.sent(key, text.len());
-            return Some(text);
+            self.sent(key, message.size());
+            return Some(message);
         }
         None
     }
@@ -234,7 +240,7 @@ impl State {
             process.log.attach();
         }
         self.delivery.begin(terms.proof);
-        self.says_when = terms.proof == Proof::Word;
+        (self.says_when, self.form) = (terms.proof == Proof::Word, terms.form);
         // A client that acknowledges is waited for: it said so.
         let catch_up = (!self.processes.is_empty() && terms.proof != Proof::Word).then(|| now + CATCH_UP);
         self.attachment = Attachment::Attached { catch_up };

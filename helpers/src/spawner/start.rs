@@ -66,7 +66,9 @@ impl Spawner {
         let tree = self.tree_end(&order, group.as_ref());
         match self.fork_keeper(Order { limits, ..order }, result) {
             Ok((pid, kind, session, socket)) => {
-                self.tethers.insert(pid, Tether::new(socket, session, kind, *asked, group));
+                let tether = Tether::new(socket, session, kind, *asked, group);
+                self.hear(pid, &tether);
+                self.tethers.insert(pid, tether);
                 self.children.add(Name::Process(id), pid);
                 self.launches.push(Launch::new(id, pid, pipe, in_force, tree));
             }

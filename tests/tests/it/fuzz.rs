@@ -126,6 +126,16 @@ fn bytes_are_a_policy_in_one_form_or_none() {
 }
 
 #[test]
+fn a_message_with_bytes_is_its_parts() {
+    let head = r#"{"method":"process/output","params":{"processId":"p","seq":1,"chunk":""}}"#;
+    let told = (prop_oneof![Just(head), Just("{}"), Just("")], any_bytes(), 0..4_u8).prop_map(|(head, body, wrong)| {
+        let length = u32::try_from(head.len()).unwrap() + u32::from(wrong == 0) * 150;
+        [&length.to_be_bytes()[..], head.as_bytes(), &body].concat()
+    });
+    run("binary", CASES / 4, prop_oneof![3 => told, 1 => any_bytes()]);
+}
+
+#[test]
 fn the_tables_say_what_the_reference_says() {
     run("rules", CASES / 4, any_bytes());
 }

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "what fails in a test shall end it")]
 
 mod audit;
+mod binary;
 mod bounds;
 mod ceiling;
 mod client;

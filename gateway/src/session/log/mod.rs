@@ -148,15 +148,15 @@ impl EventLog {
         self.last
     }
 
-    /// Takes the next event to announce, as a notification. What happened since the client came is always in memory.
-    pub(crate) fn announce(&mut self, process: &str) -> Option<String> {
+    /// Takes the next event to announce, with its number. What happened since the client came is always in memory.
+    pub(crate) fn announce(&mut self) -> Option<(u64, Event)> {
         let seq = self.sent + 1;
         let Run::Held { first, events } = self.runs.get(self.run_of(seq))? else { return None };
-        let text = events.get(place(seq.checked_sub(*first)?))?.notification(process, seq);
+        let event = events.get(place(seq.checked_sub(*first)?))?.clone();
         self.sent = seq;
         self.tell(0);
         self.release(self.proved);
-        Some(text)
+        Some((seq, event))
     }
 
     /// Whether there is something to announce.
@@ -251,7 +251,10 @@ impl EventLog {
             Some(Event::Output { stream: of, chunk: earlier })
                 if is_hidden && of == stream && earlier.len() + chunk.len() <= CHUNK =>
             {
-                earlier.extend_from_slice(chunk);
+                // Nobody else has it, so that it is not copied.
+                let mut more = Vec::from(std::mem::take(earlier));
+                more.extend_from_slice(chunk);
+                *earlier = more.into();
                 true
             }
             _ => false,

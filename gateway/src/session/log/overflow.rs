@@ -7,6 +7,7 @@
 //! The exit is never dropped; a hole that has grown up to it grows no more.
 
 use super::{EventLog, Run, Tally, UNRELEASED_BYTES, UNRELEASED_EVENTS, bytes, count, output_size, place};
+use bytes::Bytes;
 use portcullis_protocol::event::{Event, Stream};
 use portcullis_protocol::logged::WhenFull;
 use std::collections::VecDeque;
@@ -99,7 +100,7 @@ impl Segment {
             let ([stream, length @ ..], rest) = read.split_first_chunk::<HEADER>()?;
             let (chunk, rest) = rest.split_at_checked(usize::try_from(u32::from_le_bytes(*length)).ok()?)?;
             let stream = [Stream::Stdout, Stream::Stderr, Stream::Pty].into_iter().find(|known| tag(*known) == *stream)?;
-            events.push((seq, Event::Output { stream, chunk: chunk.to_vec() }));
+            events.push((seq, Event::Output { stream, chunk: Bytes::copy_from_slice(chunk) }));
             read = rest;
         }
         read.is_empty().then_some(events)

@@ -200,9 +200,9 @@ impl Page {
         self.left = self.left.saturating_sub(size);
         match event {
             Event::Output { stream, chunk } if self.wanted.events => {
-                self.events.push(LoggedEvent::Output { seq, stream, chunk: Chunk(chunk) });
+                self.events.push(LoggedEvent::Output { seq, stream, chunk: Chunk(chunk.into()) });
             }
-            Event::Output { stream, chunk } => self.chunks.push(OutputChunk { seq, stream, chunk: Chunk(chunk) }),
+            Event::Output { stream, chunk } => self.chunks.push(OutputChunk { seq, stream, chunk: Chunk(chunk.into()) }),
             Event::Exited { code, denials, limits } if self.wanted.events => self.events.push(LoggedEvent::Exited {
                 seq,
                 exit_code: code,

@@ -6,7 +6,7 @@ use portcullis_protocol::process::ReadResult;
 mod model;
 
 fn output(size: usize) -> Event {
-    Event::Output { stream: Stream::Stdout, chunk: vec![b'x'; size] }
+    Event::Output { stream: Stream::Stdout, chunk: vec![b'x'; size].into() }
 }
 
 fn exited() -> Event {
@@ -22,7 +22,7 @@ fn log(events: impl IntoIterator<Item = Event>) -> EventLog {
 }
 
 fn announce_all(log: &mut EventLog) {
-    while log.announce("p").is_some() {}
+    while log.announce().is_some() {}
 }
 
 /// As a link does that cannot say more.
@@ -209,7 +209,7 @@ fn tiny_chunks_grow_while_nobody_can_see_them() {
         assert_eq!(log.append(output(1)), Some(2));
     }
     assert_eq!(log.append(output(1)), Some(3));
-    assert_eq!(log.append(Event::Output { stream: Stream::Stderr, chunk: vec![1] }), Some(4));
+    assert_eq!(log.append(Event::Output { stream: Stream::Stderr, chunk: vec![1].into() }), Some(4));
     log.attach();
     log.append(output(1));
     log.append(output(1));

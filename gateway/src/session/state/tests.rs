@@ -249,7 +249,7 @@ impl Harness {
     }
 
     fn announced(&mut self) -> Vec<String> {
-        std::iter::from_fn(|| self.state.announce()).collect()
+        std::iter::from_fn(|| self.state.announce()).map(|message| message.text).collect()
     }
 
     /// Jumps to the next deadline.

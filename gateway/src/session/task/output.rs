@@ -21,9 +21,9 @@ impl Task {
             match self.state.mark() {
                 Some(mark) => place.send(Outgoing::Ping(mark)),
                 None => match self.state.announce() {
-                    Some(text) => {
-                        self.config.metrics.message(Direction::Out, text.len());
-                        place.send(Outgoing::Text(text));
+                    Some(message) => {
+                        self.config.metrics.message(Direction::Out, message.size());
+                        place.send(Outgoing::message(message, None));
                     }
                     None => break,
                 },

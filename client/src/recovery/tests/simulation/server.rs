@@ -202,7 +202,7 @@ impl Server {
             info["extensions"] =
                 json!({"processEvents": true, "processAcknowledge": true, "takeOver": true, "operationId": true});
         }
-        Ok(json!({"sessionId": "s", "environmentInfo": info}))
+        Ok(json!({"sessionId": "s", "environmentInfo": info, "binaryFrames": self.rules.extensions}))
     }
 
     fn start(&mut self, params: &Value, random: &mut Seeded) -> Result<Value, RpcError> {

@@ -139,7 +139,7 @@ proptest! {
                     session.output(key, 1);
                     prop_assert_eq!(session.state.processes.get(&key).map(|process| process.log.last()), last);
                 },
-                Step::Announce => if let Some(text) = session.state.announce() {
+                Step::Announce => if let Some(Message { text, .. }) = session.state.announce() {
                     prop_assert!(attached);
                     let event: serde_json::Value = serde_json::from_str(&text).unwrap();
                     let (process, seq) = (&event["params"]["processId"], event["params"]["seq"].as_u64().unwrap());
