@@ -12,9 +12,10 @@ use portcullis_relay::segment::QueueError;
 use portcullis_relay::socket::Socket;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout_at};
 use tokio_tungstenite::tungstenite::Bytes;
 
 /// Messages in line in one direction.
@@ -23,6 +24,8 @@ const QUEUE: usize = 128;
 const UNSENT: usize = 64;
 /// Bytes of messages that the client did not take yet: one of the longest. While there are so many no frame is read.
 const UNTAKEN: usize = 64 << 20;
+/// How long what is left may take to leave at the end: a stream that closes has as long.
+const FAREWELL: Duration = Duration::from_secs(5);
 
 /// A way to an environment. The keys are the same for every attempt.
 #[derive(Debug, Clone)]
@@ -118,7 +121,8 @@ impl Drive {
             if let Some(reason) = self.carry_out() {
                 return self.end(reason).await;
             }
-            let deadline = self.harness.deadline().map(Instant::from_std);
+            // While the socket does not take what there is the stream is not asked for more: what is due then waits for it alone.
+            let deadline = self.harness.deadline().map(Instant::from_std).filter(|_| self.unsent.len() < UNSENT);
             let takes = self.opened.is_none() && self.held.is_none();
             let reads = self.unsent.len() < UNSENT && self.untaken_bytes < UNTAKEN;
             tokio::select! {
@@ -196,10 +200,10 @@ impl Drive {
                 break;
             }
         }
-        while !self.unsent.is_empty() && send_first(&self.socket.outgoing, &mut self.unsent).await {}
-        let Socket { outgoing, incoming, mut carrier } = self.socket;
-        drop((outgoing, incoming));
-        let _ended = carrier.join_next().await;
+        let until = Instant::now() + FAREWELL;
+        let left = async { while !self.unsent.is_empty() && send_first(&self.socket.outgoing, &mut self.unsent).await {} };
+        let _left = timeout_at(until, left).await;
+        let _ended = self.socket.end(until.saturating_duration_since(Instant::now())).await;
         reason
     }
 }

@@ -12,9 +12,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// What opens registries or says when the gateway ends, and is for it alone: no process inherits it, whatever its start asks for.
-const OWN_VARIABLES: [&str; 6] = [
+const OWN_VARIABLES: [&str; 7] = [
     "PORTCULLIS_EXECUTOR_TOKEN",
     "PORTCULLIS_HARNESS_TOKEN",
+    "PORTCULLIS_STORE",
     "CODEX_API_KEY",
     "CODEX_ACCESS_TOKEN",
     "CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN",

@@ -18,8 +18,8 @@ pub enum Fault {
     /// The physical connection ended, and the peer repeats nothing.
     #[error("the connection to the rendezvous was lost")]
     Lost,
-    /// Nothing came for 90 s.
-    #[error("nothing was heard on the relay stream for 90 s")]
+    /// Nothing came for 90 s, or not since the connection was replaced, and another stream needs its place.
+    #[error("nothing was heard on the relay stream for 90 s, or since the connection was replaced while others need its place")]
     Silent,
     /// Records were repeated for 60 s and the peer never confirmed them.
     #[error("the peer of the relay stream confirmed nothing for 60 s")]

@@ -42,7 +42,7 @@ pub enum HarnessInput {
     Disconnected,
     /// There is another WebSocket to the same rendezvous.
     Connected,
-    /// No more messages: those that are queued are delivered, for at most 5 s, and then the stream ends.
+    /// No more messages: those that are queued are delivered, and then the stream ends, or after 5 s without progress.
     Close,
 }
 

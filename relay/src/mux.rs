@@ -41,6 +41,8 @@ pub struct Mux {
     environment: String,
     registration: String,
     is_connected: bool,
+    /// Since when there is this WebSocket.
+    since: Option<Instant>,
     streams: BTreeMap<String, Entry>,
     names: BTreeMap<StreamKey, String>,
     /// Questions to the registry that are not answered, and until when an answer counts.
@@ -80,7 +82,7 @@ pub enum MuxInput {
         /// Whether the harness may.
         is_allowed: bool,
     },
-    /// The stream takes no more messages: those that are queued are delivered, for at most 5 s, and then it ends.
+    /// The stream takes no more messages: those that are queued are delivered, and then it ends, or after 5 s without progress.
     Close(StreamKey),
     /// The stream ends now: whoever takes its messages is not fast enough, or gone.
     Abort(StreamKey),
@@ -125,6 +127,7 @@ impl Mux {
             environment,
             registration,
             is_connected: true,
+            since: None,
             streams: BTreeMap::new(),
             names: BTreeMap::new(),
             questions: BTreeMap::new(),
@@ -256,7 +259,9 @@ impl Mux {
             Some(State::Asking { .. }) => return self.refuse(&name, now),
             None => {}
         }
-        if self.is_paused(now) || self.streams.len() >= MAX_STREAMS || self.questions.len() >= MAX_VALIDATIONS {
+        // Those that may be gone keep nobody out: see `make_room`.
+        let places = MAX_STREAMS + self.unheard().count();
+        if self.is_paused(now) || self.streams.len() >= places || self.questions.len() >= MAX_VALIDATIONS {
             return self.send(reset(&name));
         }
         let binding = Binding { environment: &self.environment, registration: &self.registration, stream: &name };
@@ -279,6 +284,9 @@ impl Mux {
         if !is_allowed {
             return self.refuse(&name, now);
         }
+        if !self.make_room() {
+            return self.end(&name, Fault::Done);
+        }
         let Some(Entry { state: State::Asking { pending, first, is_reliable }, .. }) = self.streams.remove(&name) else { return };
         let Ok((second, channel)) = pending.accept() else {
             self.names.remove(&key);
@@ -289,6 +297,29 @@ impl Mux {
         let stream = Box::new(Stream::new(name.clone(), channel, is_reliable, now));
         self.streams.insert(name, Entry { key, state: State::Open { stream, first } });
         self.outputs.push_back(MuxOutput::Opened(key));
+    }
+
+    /// Whether one more stream may be open. If all places are taken, the one whose peer has been silent for longest makes room, if that
+    /// said nothing over this WebSocket yet: its peer lost its connection too, and may be the very one that comes in anew.
+    fn make_room(&mut self) -> bool {
+        let open = self.streams.values().filter(|entry| matches!(entry.state, State::Open { .. })).count();
+        if open < MAX_STREAMS {
+            return true;
+        }
+        let Some((_, name)) = self.unheard().min().map(|(heard, name)| (heard, name.clone())) else { return false };
+        self.end(&name, Fault::Silent);
+        true
+    }
+
+    /// Open streams whose peers said nothing over this WebSocket yet, and when they did last.
+    fn unheard(&self) -> impl Iterator<Item = (Instant, &String)> {
+        let since = self.since;
+        self.streams.iter().filter_map(move |(name, entry)| match &entry.state {
+            State::Open { stream, .. } => {
+                Some((stream.heard(), name)).filter(|(heard, _)| since.is_some_and(|since| *heard < since))
+            }
+            State::Asking { .. } => None,
+        })
     }
 
     fn timer(&mut self, now: Instant) {
@@ -320,6 +351,7 @@ impl Mux {
 
     fn connected(&mut self, now: Instant) {
         self.is_connected = true;
+        self.since = Some(now);
         self.failures = 0;
         self.paused = None;
         for entry in self.streams.values_mut() {

@@ -67,6 +67,11 @@ impl Outbox {
         self.kept.is_empty()
     }
 
+    /// How many records the peer confirmed, or, if it confirms none, were sent.
+    pub(crate) fn confirmed(&self) -> u32 {
+        self.first
+    }
+
     /// Bytes of the records that are kept.
     pub(crate) fn held(&self) -> usize {
         self.bytes

@@ -117,6 +117,16 @@ impl Records {
         self.outbox.is_empty()
     }
 
+    /// How many records the peer confirmed.
+    pub(crate) fn confirmed(&self) -> u32 {
+        self.outbox.confirmed()
+    }
+
+    /// When something was heard of the peer last.
+    pub(crate) fn heard(&self) -> Instant {
+        self.heard
+    }
+
     /// Bytes of records that wait in either direction.
     pub(crate) fn held(&self) -> usize {
         self.inbox.held() + self.outbox.held()

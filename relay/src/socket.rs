@@ -23,7 +23,8 @@ const OUTGOING: usize = 16;
 const CONNECT: Duration = Duration::from_secs(10);
 /// From one ping to the next.
 const PING: Duration = Duration::from_secs(30);
-/// How long the rendezvous may say nothing, a pong included.
+/// How long the rendezvous may say nothing, a pong included, or take nothing; and how long what it sent may wait to be taken here, for
+/// as long as that does its silence is not noticed.
 const SILENCE: Duration = Duration::from_secs(60);
 
 /// An open WebSocket. Dropping both channels closes it.
@@ -58,19 +59,45 @@ impl DialError {
 }
 
 impl Socket {
-    /// Dials a URL that the registry gave, within 10 s.
+    /// Dials a URL that the registry gave, within 10 s: `wss://`, or `ws://` on this very machine.
     ///
     /// # Errors
     /// See [`DialError`].
     pub async fn dial(url: &str, tls: Option<&Tls>) -> Result<Self, DialError> {
+        if Url::parse(url).is_ok_and(|url| url.scheme() == "ws" && !wire::is_loopback(&url)) {
+            let reason = "the registry gave a ws:// URL of another machine, and it is a secret that would travel in clear; \
+                          tell the rendezvous with --public-url wss://HOST where it is reached over TLS";
+            return Err(DialError::Unreachable(reason.to_owned()));
+        }
+        Self::open(url, tls).await
+    }
+
+    /// Dials a `ws://` URL wherever it leads: over a network of which the caller knows that nobody listens there.
+    ///
+    /// # Errors
+    /// See [`DialError`].
+    pub async fn dial_in_clear(url: &str) -> Result<Self, DialError> {
+        Self::open(url, None).await
+    }
+
+    async fn open(url: &str, tls: Option<&Tls>) -> Result<Self, DialError> {
         let dialled = timeout(CONNECT, upgrade(url, tls)).await;
         let late = |_elapsed| DialError::Unreachable(format!("nothing was answered within {} s", CONNECT.as_secs()));
         let socket = dialled.map_err(late)??;
         let (outgoing, to_send) = mpsc::channel(OUTGOING);
         let (received, incoming) = mpsc::channel(INCOMING);
         let mut carrier = JoinSet::new();
-        carrier.spawn(carry(socket, to_send, received));
+        carrier.spawn(carry(socket, to_send, received, SILENCE));
         Ok(Self { outgoing, incoming, carrier })
+    }
+
+    /// Sends what is left and closes the socket, for at most `within`, and then ends it anyway. Answers why it ended, if it did in time.
+    pub async fn end(self, within: Duration) -> Option<String> {
+        let Self { outgoing, incoming, mut carrier } = self;
+        drop((outgoing, incoming));
+        let ended = timeout(within, carrier.join_next()).await;
+        carrier.shutdown().await;
+        ended.ok().flatten().and_then(Result::ok)
     }
 }
 
@@ -90,20 +117,21 @@ async fn upgrade(url: &str, tls: Option<&Tls>) -> Result<WebSocketStream<Box<dyn
     }
 }
 
-/// Carries frames until either end is gone, and says why it ended.
+/// Carries frames until either end is gone, or stands still for as long as `silence`, and says why it ended.
 async fn carry(
     socket: WebSocketStream<Box<dyn Wire>>,
     mut to_send: mpsc::Receiver<Bytes>,
     received: mpsc::Sender<Bytes>,
+    silence: Duration,
 ) -> String {
     let (mut sink, mut stream) = socket.split();
     let read = async {
         loop {
-            let message = match timeout_at(Instant::now() + SILENCE, stream.next()).await {
+            let message = match timeout_at(Instant::now() + silence, stream.next()).await {
                 Ok(Some(Ok(message))) => message,
                 Ok(Some(Err(error))) => break error.to_string(),
                 Ok(None) => break "the rendezvous is gone".to_owned(),
-                Err(_elapsed) => break format!("nothing was heard of the rendezvous for {} s", SILENCE.as_secs()),
+                Err(_elapsed) => break format!("nothing was heard of the rendezvous for {} s", silence.as_secs()),
             };
             let frame = match message {
                 Message::Binary(frame) => frame,
@@ -114,9 +142,11 @@ async fn carry(
                 Message::Close(_) => break "the rendezvous closed the connection".to_owned(),
                 _sign_of_life => continue,
             };
-            if received.send(frame).await.is_err() {
+            match timeout(silence, received.send(frame)).await {
+                Ok(Ok(())) => {}
                 // Nobody reads any more; what is still to be sent decides when this ends.
-                std::future::pending::<()>().await;
+                Ok(Err(_)) => std::future::pending().await,
+                Err(_elapsed) => break format!("nobody here took what the rendezvous sent for {} s", silence.as_secs()),
             }
         }
     };
@@ -127,20 +157,101 @@ async fn carry(
             let message = tokio::select! {
                 frame = to_send.recv() => match frame {
                     Some(frame) => Message::Binary(frame),
-                    None => break,
+                    None => Message::Close(None),
                 },
                 _tick = ping.tick() => Message::Ping(Bytes::new()),
             };
-            if sink.send(message).await.is_err() {
+            let is_last = matches!(message, Message::Close(_));
+            match timeout(silence, sink.send(message)).await {
+                Err(_elapsed) => break format!("the rendezvous took nothing for {} s", silence.as_secs()),
+                Ok(_gone) if is_last => break "this end closed the connection".to_owned(),
+                Ok(Ok(())) => {}
                 // The reader finds out why, behind what came before.
-                std::future::pending::<()>().await;
+                Ok(Err(_)) => std::future::pending().await,
             }
         }
-        let _gone = sink.send(Message::Close(None)).await;
-        "this end closed the connection".to_owned()
     };
     tokio::select! {
         reason = read => reason,
         reason = write => reason,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex};
+    use tokio_tungstenite::tungstenite::protocol::Role;
+
+    /// What the tests wait for, instead of 60 s.
+    const SHORT: Duration = Duration::from_millis(300);
+    const FRAME_OF_ONE_BYTE: [u8; 3] = [0x82, 1, b'x'];
+    const PING: [u8; 2] = [0x89, 0];
+
+    /// A socket, and the other end of its wire, which takes 1 KiB at a time.
+    async fn connected() -> (Socket, DuplexStream) {
+        let (near, far) = duplex(1024);
+        let socket = WebSocketStream::from_raw_socket(Box::new(near) as Box<dyn Wire>, Role::Client, None).await;
+        let (outgoing, to_send) = mpsc::channel(OUTGOING);
+        let (received, incoming) = mpsc::channel(INCOMING);
+        let mut carrier = JoinSet::new();
+        carrier.spawn(carry(socket, to_send, received, SHORT));
+        (Socket { outgoing, incoming, carrier }, far)
+    }
+
+    #[tokio::test]
+    async fn a_rendezvous_that_takes_nothing_is_noticed_although_it_shows_signs_of_life() {
+        let (mut socket, mut far) = connected().await;
+        socket.outgoing.send(vec![0; 4096].into()).await.unwrap();
+        let mut signs = async || while far.write_all(&PING).await.is_ok() {};
+        let (reason, ()) = tokio::join!(async { socket.carrier.join_next().await.unwrap().unwrap() }, signs());
+        assert_eq!(reason, "the rendezvous took nothing for 0 s");
+    }
+
+    #[tokio::test]
+    async fn no_other_machine_is_dialled_in_clear_unless_the_caller_says_so() {
+        // All of it is this machine in truth; nothing else says so of the first.
+        let listener = tokio::net::TcpListener::bind("0.0.0.0:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let other = format!("ws://0.0.0.0:{port}/?sig=hush");
+        let error = Socket::dial(&other, None).await.unwrap_err().to_string();
+        assert!(error.contains("--public-url wss://HOST") && !error.contains("hush"), "{error}");
+        let answer = async {
+            for _ in 0..2 {
+                let (mut asked, _) = listener.accept().await.unwrap();
+                assert_ne!(asked.read(&mut [0; 1024]).await.unwrap(), 0);
+                asked.write_all(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n").await.unwrap();
+            }
+        };
+        let dial = async {
+            assert_eq!(Socket::dial_in_clear(&other).await.unwrap_err(), DialError::Refused(404));
+            let here = format!("ws://127.0.0.1:{port}/");
+            assert_eq!(Socket::dial(&here, None).await.unwrap_err(), DialError::Refused(404));
+        };
+        tokio::join!(answer, dial);
+    }
+
+    #[tokio::test]
+    async fn frames_that_nobody_takes_end_the_connection() {
+        let (mut socket, far) = connected().await;
+        let (mut reads, mut writes) = tokio::io::split(far);
+        let more = async { while writes.write_all(&FRAME_OF_ONE_BYTE).await.is_ok() {} };
+        let mut unread = [0; 64];
+        let taken = async { while matches!(reads.read(&mut unread).await, Ok(1..)) {} };
+        let (reason, (), ()) = tokio::join!(async { socket.carrier.join_next().await.unwrap().unwrap() }, more, taken);
+        assert_eq!(reason, "nobody here took what the rendezvous sent for 0 s");
+    }
+
+    #[tokio::test]
+    async fn what_stands_still_is_closed_only_as_long_as_it_may_take() {
+        let (socket, far) = connected().await;
+        socket.outgoing.send(vec![0; 4096].into()).await.unwrap();
+        assert_eq!(socket.end(SHORT / 10).await, None, "it was ended");
+        drop(far);
+        let (socket, mut far) = connected().await;
+        let mut last = [0; 2];
+        let (reason, read) = tokio::join!(socket.end(SILENCE), far.read_exact(&mut last));
+        read.unwrap();
+        assert_eq!((reason.as_deref(), last[0]), (Some("this end closed the connection"), 0x88));
     }
 }

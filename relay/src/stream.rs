@@ -9,7 +9,7 @@ use bytes::Bytes;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// What a closing stream has to deliver what was queued.
+/// What a closing stream has to deliver what was queued, counted from the last confirmation that brought it forward.
 const FLUSH: Duration = Duration::from_secs(5);
 /// What every reset says: a peer learns nothing from it.
 const REASON: &str = "noise_relay_protocol_error";
@@ -46,12 +46,21 @@ impl Stream {
         if matches!(frame.body, Body::Reset { .. }) {
             return Err(Fault::Reset);
         }
+        let confirmed = self.records.confirmed();
         self.records.handle(Piece { ack: frame.ack, ack_bits: frame.ack_bits, body: frame.body }, now)?;
+        if self.records.confirmed() > confirmed {
+            self.closes = self.closes.map(|_| now + FLUSH);
+        }
         while let Some(record) = self.records.pop() {
             let plaintext = self.channel.open(&record)?;
             self.joiner.push(&plaintext, &mut self.received)?;
         }
         Ok(())
+    }
+
+    /// When something was heard of the peer last.
+    pub(crate) fn heard(&self) -> Instant {
+        self.records.heard()
     }
 
     /// The next message that the peer sent.
@@ -91,7 +100,8 @@ impl Stream {
         self.records.timeout(now)
     }
 
-    /// Takes no more messages; [`Stream::poll`] ends the stream when all are delivered, or after 5 s.
+    /// Takes no more messages; [`Stream::poll`] ends the stream when all are delivered, or after 5 s in which the peer confirmed none.
+    /// That has an end: what is queued is bounded, and so is the number of its records.
     pub(crate) fn close(&mut self, now: Instant) {
         self.closes.get_or_insert(now + FLUSH);
     }

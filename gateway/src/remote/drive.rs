@@ -1,8 +1,8 @@
 //! Drives the multiplexer: frames from and to the rendezvous, messages from and to the gateway, questions to the registry.
 
-use super::Registered;
 use super::bridge::bridge;
 use super::pump::{self, FromLink, FromStream, NoRoom, ToPump, pump};
+use super::{Registered, RemoteError};
 use crate::caller::Transport;
 use crate::link::Link;
 use crate::metrics::{Metrics, Present};
@@ -125,8 +125,8 @@ impl Drive {
     }
 
     /// Drives until `ended`, and then until what is left was delivered, for at most 2 s. An error is the registry's, which does not
-    /// accept the token any more.
-    pub(super) async fn run(mut self, ended: CancellationToken) -> Result<(), RegistryError> {
+    /// accept the token any more, or a defect of this program.
+    pub(super) async fn run(mut self, ended: CancellationToken) -> Result<(), RemoteError> {
         let mut farewell = None;
         let result = loop {
             self.carry_out();
@@ -141,7 +141,7 @@ impl Drive {
             if farewell.is_some_and(|until| is_done || Instant::now() >= until) {
                 break Ok(());
             }
-            let deadline = self.mux.deadline().map(Instant::from_std).into_iter().chain(farewell).min();
+            let deadline = self.deadline().into_iter().chain(farewell).min();
             let outgoing = self.socket.as_ref().map(|socket| socket.outgoing.clone());
             let reads = self.unsent.len() < UNSENT;
             tokio::select! {
@@ -160,9 +160,11 @@ impl Drive {
                     Ok(stream) => drop(self.streams.remove(&stream)),
                     Err(error) => tracing::error!("a relay stream's pump: {error}"),
                 },
-                Some(Ok((way, dialled))) = self.dials.join_next() => match dialled {
-                    Ok(socket) => self.connected(way, socket),
-                    Err(error) => break Err(error),
+                Some(dialled) = self.dials.join_next() => match dialled {
+                    Ok((way, Ok(socket))) => self.connected(way, socket),
+                    Ok((_, Err(error))) => break Err(error.into()),
+                    // What it takes to dial again went with it.
+                    Err(error) => break Err(RemoteError::defect("dial the rendezvous", &error)),
                 },
                 () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => self.handle(MuxInput::Timer),
                 () = ended.cancelled(), if farewell.is_none() => farewell = Some(Instant::now() + FAREWELL),
@@ -170,6 +172,12 @@ impl Drive {
         };
         self.end().await;
         result
+    }
+
+    /// When the multiplexer has something to do. While the socket does not take what there is it is not asked for more, so that what
+    /// is due stays due: it waits for the socket, and not for the time.
+    fn deadline(&self) -> Option<Instant> {
+        self.mux.deadline().map(Instant::from_std).filter(|_| self.unsent.len() < UNSENT)
     }
 
     fn handle(&mut self, input: MuxInput) {
@@ -213,7 +221,8 @@ impl Drive {
     }
 
     /// Ends the stream that holds most if all together hold too much, and answers whether there was one: a harness that is let in
-    /// may begin a message of 64 MiB on each of its streams, and take none of what it is sent.
+    /// may begin a message of 64 MiB on each of its streams, and take none of what it is sent. One that was ended holds nothing more, so
+    /// no stream is chosen twice.
     fn shed(&mut self) -> bool {
         let waiting: usize = self.streams.values().map(ToPump::held).sum();
         let held = waiting + self.mux.held().map(|(_, bytes)| bytes).sum::<usize>();
@@ -309,20 +318,16 @@ impl Drive {
         self.reached.send_replace(false);
         self.present = None;
         self.unsent.clear();
-        if let Some(Socket { outgoing, incoming, mut carrier }) = self.socket.take() {
-            drop((outgoing, incoming));
-            let ended = carrier.join_next().await.and_then(Result::ok);
-            let reason = ended.unwrap_or_else(|| "its task is gone".to_owned());
+        if let Some(socket) = self.socket.take() {
+            let reason = socket.end(FAREWELL).await.unwrap_or_else(|| "its task is gone".to_owned());
             tracing::warn!("the connection to the rendezvous ended: {reason}");
         }
         self.handle(MuxInput::Disconnected);
     }
 
     async fn end(mut self) {
-        if let Some(Socket { outgoing, incoming, mut carrier }) = self.socket.take() {
-            drop((outgoing, incoming));
-            let _taken = timeout(FAREWELL, carrier.join_next()).await;
-            carrier.shutdown().await;
+        if let Some(socket) = self.socket.take() {
+            let _reason = socket.end(FAREWELL).await;
         }
         self.streams.values_mut().for_each(ToPump::drop_all);
         self.dials.shutdown().await;
@@ -384,3 +389,6 @@ async fn dial(mut way: Way) -> (Way, Result<Socket, RegistryError>) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,7 +1,7 @@
 //! A forwarder: the executor of an environment that serves nobody itself and passes each stream on to somebody who does.
 
 use super::drive::{Attach, Bounds, Drive};
-use super::{RemoteEnvironmentConfig, RemoteError, registered, say, stdin_ended};
+use super::{RemoteEnvironmentConfig, RemoteError, driven, registered, say, stdin_ended};
 use crate::config::Config;
 use crate::http;
 use crate::listen::stop_on_signals;
@@ -54,7 +54,7 @@ pub async fn run_forward(
                     break Err(error);
                 }
             }
-            done = &mut driving => break done.unwrap_or(Ok(())).map_err(RemoteError::Registry),
+            done = &mut driving => break driven(done),
             () = &mut stdin => break Ok(()),
             () = stop.cancelled() => break Ok(()),
         }

@@ -24,6 +24,7 @@ use std::sync::Arc;
 use thiserror::Error;
 use tokio::io::AsyncReadExt as _;
 use tokio::sync::{mpsc, watch};
+use tokio::task::JoinError;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
@@ -67,6 +68,15 @@ pub enum RemoteError {
     /// The gateway, or the system.
     #[error(transparent)]
     Listen(#[from] ListenError),
+    /// A task ended that does not end by itself.
+    #[error("{0}; this is a defect of portcullis: start it again, and report it with its log")]
+    Defect(String),
+}
+
+impl RemoteError {
+    fn defect(attempt: &str, error: &JoinError) -> Self {
+        Self::Defect(format!("{attempt}: {error}"))
+    }
 }
 
 impl RemoteEnvironmentConfig {
@@ -126,7 +136,7 @@ pub async fn run_remote_environment(remote: RemoteEnvironmentConfig, config: Con
             }
             Some(link) = opened.recv() => gateway.accept(link).await,
             done = &mut driving => {
-                lost = done.ok().and_then(Result::err).map(RemoteError::Registry);
+                lost = driven(done).err();
                 break;
             }
             () = idled.cancelled() => break,
@@ -154,6 +164,11 @@ struct Registered {
     registry: Registry,
     identity: Identity,
     registration: Registration,
+}
+
+/// How a driver's task ended.
+fn driven(done: Result<Result<(), RemoteError>, JoinError>) -> Result<(), RemoteError> {
+    done.unwrap_or_else(|error| Err(RemoteError::defect("carry the streams of the rendezvous", &error)))
 }
 
 /// Registers for the first time.
@@ -197,4 +212,16 @@ fn say(remote: &RemoteEnvironmentConfig) -> Result<(), RemoteError> {
     let said = writeln!(io::stdout(), "environment {} is registered at {}", remote.environment_id, remote.base_url);
     let attempt = "say on standard output that the environment is registered".to_owned();
     said.map_err(|source| RemoteError::Listen(ListenError::Io { attempt, source }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_driver_that_panics_is_an_error() {
+        let panicked = tokio::spawn(async { panic!("by the test") }).await;
+        assert!(matches!(driven(panicked), Err(RemoteError::Defect(text)) if text.contains("by the test")));
+        assert!(driven(tokio::spawn(async { Ok(()) }).await).is_ok());
+    }
 }

@@ -9,8 +9,11 @@ use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
-/// Messages of one harness that nobody took yet; one more ends its stream, so that the others never wait for it.
-const QUEUE: usize = 128;
+/// Messages of one harness that nobody took yet; one more ends its stream, so that the others never wait for it. Calls in one breath are
+/// many and small; what is long is bounded by its bytes, which all streams share.
+const QUEUE: usize = 8192;
+/// Bytes of memory that a message takes beside its own, which count as if they were: otherwise the smallest would cost nothing.
+const ENTRY: usize = 64;
 
 /// What a link has for its stream.
 #[derive(Debug)]
@@ -39,7 +42,7 @@ pub(super) struct NoRoom;
 pub(super) struct FromStream {
     messages: mpsc::Receiver<Bytes>,
     bytes: Arc<AtomicUsize>,
-    /// Of the message that was taken last.
+    /// What the message that was taken last counts for.
     last: usize,
     dropped: CancellationToken,
 }
@@ -51,11 +54,16 @@ pub(super) fn channel() -> (ToPump, FromStream) {
     (to_pump, FromStream { messages: receiver, bytes, last: 0, dropped })
 }
 
+/// What a message counts for.
+fn cost(message: &Bytes) -> usize {
+    message.len() + ENTRY
+}
+
 impl ToPump {
     /// Passes a message on, unless there is no room. Where nobody takes it any more the stream closes, and it is dropped.
     pub(super) fn send(&self, message: Bytes) -> Result<(), NoRoom> {
         let Some(messages) = &self.messages else { return Ok(()) };
-        let length = message.len();
+        let length = cost(&message);
         self.bytes.fetch_add(length, Ordering::Relaxed);
         let sent = messages.try_send(message);
         if sent.is_err() {
@@ -64,9 +72,10 @@ impl ToPump {
         if let Err(TrySendError::Full(_)) = sent { Err(NoRoom) } else { Ok(()) }
     }
 
-    /// Bytes that did not arrive yet.
+    /// Bytes that did not arrive yet, and what it takes to keep them. Of what is dropped there are none: nothing makes them fewer but the link, which lets go of them
+    /// as soon as it is its turn.
     pub(super) fn held(&self) -> usize {
-        self.bytes.load(Ordering::Relaxed)
+        if self.dropped.is_cancelled() { 0 } else { self.bytes.load(Ordering::Relaxed) }
     }
 
     /// Nothing follows.
@@ -90,7 +99,7 @@ impl FromStream {
             () = self.dropped.cancelled() => None,
             message = self.messages.recv() => message,
         };
-        self.last = message.as_ref().map_or(0, Bytes::len);
+        self.last = message.as_ref().map_or(0, cost);
         message
     }
 
@@ -148,13 +157,13 @@ mod tests {
     fn what_waits_for_its_link_is_counted_until_it_has_arrived() {
         let (mut to_pump, mut from_stream) = channel();
         assert_eq!([&b"abc"[..], b"de"].map(|message| to_pump.send(Bytes::from_static(message))), [Ok(()), Ok(())]);
-        assert_eq!(to_pump.held(), 5);
+        assert_eq!(to_pump.held(), 5 + 2 * ENTRY);
         assert!(from_stream.recv().now_or_never().flatten().is_some());
-        assert_eq!(to_pump.held(), 5, "it was taken out and has not arrived yet");
+        assert_eq!(to_pump.held(), 5 + 2 * ENTRY, "it was taken out and has not arrived yet");
         to_pump.end();
-        assert_eq!((to_pump.send(Bytes::from_static(b"x")), to_pump.held()), (Ok(()), 5), "nobody takes it");
+        assert_eq!((to_pump.send(Bytes::from_static(b"x")), to_pump.held()), (Ok(()), 5 + 2 * ENTRY), "nobody takes it");
         assert_eq!(from_stream.recv().now_or_never().flatten().unwrap(), "de", "what came before the end is delivered");
-        assert_eq!(to_pump.held(), 2);
+        assert_eq!(to_pump.held(), 2 + ENTRY);
         assert_eq!(from_stream.recv().now_or_never(), Some(None));
         assert_eq!(to_pump.held(), 0);
     }
@@ -164,16 +173,17 @@ mod tests {
         let (mut to_pump, mut from_stream) = channel();
         to_pump.send(Bytes::from_static(b"abc")).unwrap();
         to_pump.drop_all();
+        assert_eq!(to_pump.held(), 0, "to drop it again would make nothing fewer");
         assert_eq!(from_stream.recv().now_or_never(), Some(None));
     }
 
     #[test]
-    fn messages_that_nobody_takes_are_few_and_those_to_nobody_are_dropped() {
+    fn messages_that_nobody_takes_are_bounded_and_those_to_nobody_are_dropped() {
         let (to_pump, from_stream) = channel();
         for _ in 0..QUEUE {
             to_pump.send(Bytes::from_static(b"x")).unwrap();
         }
-        assert_eq!((to_pump.send(Bytes::from_static(b"x")), to_pump.held()), (Err(NoRoom), QUEUE));
+        assert_eq!((to_pump.send(Bytes::from_static(b"x")), to_pump.held()), (Err(NoRoom), QUEUE * (1 + ENTRY)));
         drop(from_stream);
         assert_eq!(to_pump.send(Bytes::from_static(b"x")), Ok(()));
     }

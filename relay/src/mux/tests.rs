@@ -367,6 +367,44 @@ fn questions_and_streams_are_bounded() {
 }
 
 #[test]
+fn streams_of_a_lost_connection_keep_nobody_out() {
+    let began = Instant::now();
+    let (mut mux, keys) = executor();
+    let second = |count| began + Duration::from_secs(count);
+    let open: Vec<StreamKey> =
+        (0..MAX_STREAMS).map(|number| open_reliable(&mut mux, &keys, &number.to_string(), began)).collect();
+    let says = |mux: &mut Mux, number: usize, now| assert_eq!(give(mux, frame(&number.to_string(), 1, Body::Ack), now), []);
+    let ask = |mux: &mut Mux, stream: &str, now| give(mux, handshake_of(&Identity::generate().unwrap(), &keys, stream).1, now);
+    assert_reset(ask(&mut mux, "more", second(1)), "more");
+    says(&mut mux, 5, second(1));
+    mux.handle(MuxInput::Disconnected, second(2));
+    mux.handle(MuxInput::Connected, second(2));
+    assert_eq!(drain(&mut mux, second(2)).len(), MAX_STREAMS, "each says what it waits for");
+    // All but three are heard of again: the one that spoke last before, and two others.
+    (0..MAX_STREAMS).filter(|number| ![5, 70, 100].contains(number)).for_each(|number| says(&mut mux, number, second(3)));
+    // Names are in the order of their letters: of those that were heard of last at the same time, "100" is the first.
+    for (stream, replaced) in [("more", 100), ("and more", 70)] {
+        let key = question(&ask(&mut mux, stream, second(3)));
+        mux.handle(MuxInput::Validated { stream: key, is_allowed: true }, second(3));
+        let mut outputs = drain(&mut mux, second(3));
+        let of_new = outputs.split_off(2);
+        assert!(matches!(of_new[..], [MuxOutput::Send(_), MuxOutput::Opened(opened)] if opened == key), "{of_new:?}");
+        assert_eq!(outputs.pop(), Some(MuxOutput::Closed(open[replaced], Fault::Silent)));
+        assert_reset(outputs, &replaced.to_string());
+    }
+    // One that the registry does not let in replaces nobody, and nor does one that is let in when the last was heard of.
+    let refused = question(&ask(&mut mux, "refused", second(3)));
+    mux.handle(MuxInput::Validated { stream: refused, is_allowed: false }, second(3));
+    assert_reset(drain(&mut mux, second(3)), "refused");
+    let late = question(&ask(&mut mux, "late", second(3)));
+    says(&mut mux, 5, second(4));
+    mux.handle(MuxInput::Validated { stream: late, is_allowed: true }, second(4));
+    assert_reset(drain(&mut mux, second(4)), "late");
+    assert_reset(ask(&mut mux, "last", second(4)), "last");
+    assert!(mux.queue(open[5], Bytes::from_static(b"x")).is_ok());
+}
+
+#[test]
 fn streams_take_turns() {
     let now = Instant::now();
     let (mut mux, keys) = executor();
@@ -422,6 +460,47 @@ fn a_stream_that_closes_delivers_first() {
     assert_eq!(outputs.pop(), Some(MuxOutput::Closed(old.key, Fault::Done)));
     assert_reset(outputs.split_off(3), "s");
     assert_eq!(outputs.len(), 3);
+}
+
+/// A stream whose peer says that it repeats, and whose frames are made by hand.
+fn open_reliable(mux: &mut Mux, keys: &PublicKeys, stream: &str, now: Instant) -> StreamKey {
+    let (_, message) = Initiator::start(&Identity::generate().unwrap(), keys, binding(stream), "may").unwrap();
+    let key = question(&give(mux, frame(stream, REPEATS, Body::Handshake { payload: message.into() }), now));
+    mux.handle(MuxInput::Validated { stream: key, is_allowed: true }, now);
+    assert!(matches!(drain(mux, now)[..], [MuxOutput::Send(_), MuxOutput::Opened(_)]));
+    key
+}
+
+#[test]
+fn a_stream_that_closes_has_time_for_as_long_as_its_peer_confirms() {
+    let now = Instant::now();
+    let (mut mux, keys) = executor();
+    let flush = Duration::from_secs(5);
+    let message = Bytes::from(vec![b'x'; 6 << 20]);
+    let key = open_reliable(&mut mux, &keys, "slow", now);
+    mux.queue(key, message.clone()).unwrap();
+    mux.handle(MuxInput::Close(key), now);
+    let (mut at, mut records, mut bytes) = (now, 0, 0);
+    let mut outputs = drain(&mut mux, at);
+    while !matches!(outputs.last(), Some(MuxOutput::Closed(..))) {
+        for output in outputs {
+            let MuxOutput::Send(sent) = output else { panic!("{output:?}") };
+            let Body::Record { payload, .. } = Frame::decode(sent).unwrap().body else { panic!("no record") };
+            (records, bytes) = (records + 1, bytes + payload.len());
+        }
+        at += flush - Duration::from_millis(1);
+        outputs = give(&mut mux, frame("slow", records + 1, Body::Ack), at);
+    }
+    assert_eq!(outputs.last(), Some(&MuxOutput::Closed(key, Fault::Done)));
+    assert!(bytes > message.len() && at > now + 2 * flush, "{bytes} bytes in {:?}", at - now);
+    // One that confirms nothing more has as long as ever.
+    let key = open_reliable(&mut mux, &keys, "still", now);
+    mux.queue(key, message).unwrap();
+    mux.handle(MuxInput::Close(key), now);
+    drain(&mut mux, now);
+    let at = now + flush - Duration::from_millis(1);
+    assert!(give(&mut mux, frame("still", 1, Body::Ack), at).is_empty());
+    assert_eq!(drain(&mut mux, now + flush).last(), Some(&MuxOutput::Closed(key, Fault::Done)));
 }
 
 fn any_body() -> impl Strategy<Value = Body> {
