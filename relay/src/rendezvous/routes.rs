@@ -127,7 +127,11 @@ impl From<Refused> for No {
             Refused::Unknown => Self(StatusCode::NOT_FOUND, "environment_unknown", "nobody registered this environment"),
             Refused::Offline => Self(StatusCode::CONFLICT, "environment_offline", "nobody serves this environment now"),
             Refused::Stale => Self(StatusCode::FORBIDDEN, "registration_stale", "the registration was replaced; ask again"),
-            Refused::Full => Self(StatusCode::SERVICE_UNAVAILABLE, "environments_full", "too many environments are served"),
+            Refused::Full => Self(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "environments_full",
+                "there is no room for one more environment of this token",
+            ),
             Refused::Sockets => Self(StatusCode::TOO_MANY_REQUESTS, "too_many_sockets", "this token has too many sockets open"),
             Refused::Unreachable => {
                 Self(StatusCode::SERVICE_UNAVAILABLE, "store_unreachable", "what the nodes share cannot be asked now; try again")

@@ -398,3 +398,26 @@ async fn a_node_asks_another_only_for_a_harness_of_its_own() {
     assert!(plain.starts_with("HTTP/1.1 4"), "{plain}");
     nodes.end().await;
 }
+
+/// The nodes count together what a token registered, and it makes room by what is its own.
+#[tokio::test]
+async fn a_token_over_its_share_takes_no_environment_of_another() {
+    const SHARE: usize = 256;
+    let nodes = Nodes::start().await;
+    registered(&nodes.a.url, "of-another", OTHER).await.unwrap();
+    let served = registered(&nodes.a.url, "0", EXECUTOR).await.unwrap();
+    let _executor = Socket::dial(&served, None).await.unwrap();
+    // Both nodes are asked, since each bounds the questions of a token.
+    for nth in 1..=SHARE {
+        let node = if nth % 2 == 0 { &nodes.a } else { &nodes.b };
+        registered(&node.url, &nth.to_string(), EXECUTOR).await.unwrap();
+    }
+    for node in [&nodes.a, &nodes.b] {
+        connected(&node.url, "0", HARNESS).await.unwrap();
+        assert_eq!(code(connected(&node.url, "1", HARNESS).await), (404, "environment_unknown".to_owned()));
+        for name in ["of-another", "2", "256"] {
+            assert_eq!(code(connected(&node.url, name, HARNESS).await), (409, "environment_offline".to_owned()), "{name}");
+        }
+    }
+    nodes.end().await;
+}
