@@ -1,7 +1,7 @@
 //! WebSockets: whose they are, where they lead, and what carries them.
 
 use super::accept::Place;
-use super::board::{Executor, Question, Token};
+use super::board::{Counted, Executor, Question};
 use super::forward;
 use super::routes::{Doors, No, now};
 use super::signed::{Role, Ticket};
@@ -30,7 +30,7 @@ pub(super) async fn of_an_end(
 ) -> Result<Response, No> {
     let query = query.unwrap_or_default();
     let ticket = valid(&doors, &environment, &query).await?;
-    let counted = Counted::new(&doors, &ticket).await?;
+    let counted = count(&doors, &ticket).await?;
     if ticket.role == Role::Environment {
         return serve(&doors, environment, ticket, counted, place, upgrade).await;
     }
@@ -63,7 +63,7 @@ pub(super) async fn of_a_node(
     if ticket.role != Role::Harness {
         return Err(EXPIRED);
     }
-    let counted = Counted::new(&doors, &ticket).await?;
+    let counted = count(&doors, &ticket).await?;
     local(&doors, environment, ticket, counted, place, upgrade).await
 }
 
@@ -74,6 +74,12 @@ async fn valid(doors: &Doors, environment: &str, query: &str) -> Result<Ticket, 
     let ticket = Ticket::of_query(query).ok_or(EXPIRED)?;
     let signer = doors.store.signer().await?;
     if signer.is_valid(environment, &ticket, now()) { Ok(ticket) } else { Err(EXPIRED) }
+}
+
+/// A place among the sockets of the token that the ticket was given for.
+async fn count(doors: &Doors, ticket: &Ticket) -> Result<Counted, No> {
+    let token = (ticket.role, ticket.token);
+    Ok(doors.ask(|answer| Question::Come { token, answer }).await??)
 }
 
 /// An executor's socket: it has the newest lease from now on.
@@ -136,8 +142,7 @@ where
         let carried = carry(socket, stop);
         let carry = async move {
             carried.await;
-            drop(place);
-            counted.tell().await;
+            drop((place, counted));
         };
         let _closing = upgrades.send(Box::pin(carry)).await;
     })
@@ -158,30 +163,4 @@ async fn until_replaced(store: &Store, lease: &Lease) {
 /// Waits for the end of the rendezvous.
 async fn told(mut stop: watch::Receiver<()>) {
     let _nobody_tells_any_more = stop.changed().await;
-}
-
-/// A socket that is counted, until it is told or dropped that it is gone: an upgrade may come to nothing.
-struct Counted {
-    board: mpsc::Sender<Question>,
-    token: Token,
-}
-
-impl Counted {
-    async fn new(doors: &Doors, ticket: &Ticket) -> Result<Self, No> {
-        let token = (ticket.role, ticket.token);
-        doors.ask(|answer| Question::Come { token, answer }).await??;
-        Ok(Self { board: doors.board.clone(), token })
-    }
-
-    /// Waits for its turn, unlike a drop.
-    async fn tell(self) {
-        let _closing = self.board.reserve().await;
-    }
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        // If the line is full the token is a place short until the rendezvous ends.
-        let _full = self.board.try_send(Question::Gone { token: self.token });
-    }
 }
