@@ -374,6 +374,29 @@ async fn a_newer_socket_at_another_node_replaces_the_older() {
 }
 
 #[tokio::test]
+async fn what_a_harness_sent_before_it_left_reaches_an_executor_at_another_node() {
+    const WORDS: usize = 100;
+    let nodes = Nodes::start().await;
+    let mut executor = Socket::dial(&registered(&nodes.a.url, "box", EXECUTOR).await.unwrap(), None).await.unwrap();
+    let harness = Socket::dial(&connected(&nodes.b.url, "box", HARNESS).await.unwrap(), None).await.unwrap();
+    let long = "x".repeat(100_000);
+    for nth in 0..WORDS {
+        say(&harness, "stream", &format!("{nth}{long}")).await;
+    }
+    let Socket { outgoing, incoming, mut carrier } = harness;
+    drop((outgoing, incoming));
+    let left = async { carrier.join_next().await.unwrap().unwrap() };
+    let taken = async {
+        for nth in 0..WORDS {
+            assert_eq!(hear(&mut executor).await, heard("stream", &format!("{nth}{long}")), "word {nth}");
+        }
+        assert_eq!(hear(&mut executor).await, heard("stream", "reset"));
+    };
+    tokio::join!(left, taken);
+    nodes.end().await;
+}
+
+#[tokio::test]
 async fn a_node_asks_another_only_for_a_harness_of_its_own() {
     let nodes = Nodes::start().await;
     let of_executor = registered(&nodes.a.url, "box", EXECUTOR).await.unwrap();
