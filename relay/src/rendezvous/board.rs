@@ -119,6 +119,9 @@ impl Board {
         let (newest, replaced) = oneshot::channel();
         let Lease { environment, registration, generation, .. } = lease;
         let known = self.executors.get(&environment);
+        if known.is_some_and(|known| known.registration != registration) {
+            ousted(&environment);
+        }
         if known.is_none_or(|known| known.registration != registration || known.generation < generation) {
             self.executors.insert(environment, Served { registration, generation, executor, _newest: newest });
         }
@@ -129,6 +132,14 @@ impl Board {
         let served = self.executors.get(environment).filter(|served| served.executor.is_online()).ok_or(Refused::Offline)?;
         if served.registration == registration { Ok(served.executor.clone()) } else { Err(Refused::Stale) }
     }
+}
+
+/// Says that an executor with other keys took the place of one whose socket was open: a new start of it, or a second one.
+pub(super) fn ousted(environment: &str) {
+    tracing::warn!(
+        "an executor's socket of the environment {environment} ends, since another one of the same token took its place; if this \
+         repeats, two executors oust each other: give each an environment of its own"
+    );
 }
 
 #[cfg(test)]

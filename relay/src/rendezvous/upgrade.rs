@@ -1,7 +1,7 @@
 //! WebSockets: whose they are, where they lead, and what carries them.
 
 use super::accept::Place;
-use super::board::{Counted, Executor, Question};
+use super::board::{self, Counted, Executor, Question};
 use super::forward;
 use super::routes::{Doors, No, now};
 use super::signed::{Role, Ticket};
@@ -155,6 +155,7 @@ async fn until_replaced(store: &Store, lease: &Lease) {
     loop {
         ticks.tick().await;
         if store.renew(lease).await == Err(Refused::Stale) {
+            board::ousted(&lease.environment);
             return;
         }
     }
