@@ -1,8 +1,9 @@
 //! What one node knows by itself: which executors have their sockets here, how many sockets each token has here, and how often it
 //! asked. One task owns it; the rest asks.
 
+use super::line::Line;
 use super::signed::Role;
-use super::sockets::{Claim, Incoming};
+use super::sockets::Claim;
 use super::store::{Lease, Refused};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -40,7 +41,7 @@ pub(super) struct Executor {
     /// Streams that harnesses claim, and give back.
     pub(super) claims: mpsc::Sender<Claim>,
     /// Frames for it.
-    pub(super) frames: mpsc::Sender<Incoming>,
+    pub(super) frames: Line,
 }
 
 impl Executor {
@@ -144,12 +145,13 @@ pub(super) fn ousted(environment: &str) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::line;
     use super::*;
     use crate::keys::Identity;
     use oneshot::error::TryRecvError;
 
-    fn executor() -> (Executor, mpsc::Receiver<Claim>, mpsc::Receiver<Incoming>) {
-        let ((claims, claimed), (frames, framed)) = (mpsc::channel(1), mpsc::channel(1));
+    fn executor() -> (Executor, mpsc::Receiver<Claim>, mpsc::Receiver<line::Waiting>) {
+        let ((claims, claimed), (frames, framed)) = (mpsc::channel(1), Line::new(&line::room()));
         (Executor { claims, frames }, claimed, framed)
     }
 

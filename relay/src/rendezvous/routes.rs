@@ -3,6 +3,7 @@
 use super::Rendezvous;
 use super::board::{Question, Token};
 use super::forward;
+use super::line::{self, Room};
 use super::signed::{Role, Ticket, VALID};
 use super::store::{Environment, Refused, Store};
 use super::upgrade::{self, Carry};
@@ -40,6 +41,8 @@ pub(super) struct Doors {
     pub(super) node: Arc<str>,
     pub(super) board: mpsc::Sender<Question>,
     pub(super) upgrades: mpsc::Sender<Carry>,
+    /// For frames in line.
+    pub(super) room: Room,
     /// The next harness's number.
     pub(super) numbers: Arc<AtomicU64>,
     /// Changes, or has no sender any more, once the rendezvous ends.
@@ -66,6 +69,7 @@ impl Doors {
             node: rendezvous.node_url.as_deref().unwrap_or_default().trim_end_matches('/').into(),
             board,
             upgrades,
+            room: line::room(),
             numbers: Arc::default(),
             stop,
         }

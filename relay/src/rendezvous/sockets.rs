@@ -1,6 +1,7 @@
 //! Carrying frames between the socket of an executor and those of its harnesses.
 
 use super::board::{Executor, Replaced};
+use super::line::{Full, Line, Waiting, WeakLine};
 use crate::frame::Frame;
 use crate::stream::reset;
 use axum::extract::ws::{Message, WebSocket};
@@ -9,12 +10,9 @@ use futures_util::stream::{SplitSink, SplitStream};
 use futures_util::{SinkExt as _, StreamExt as _};
 use std::collections::HashMap;
 use std::time::Duration;
-use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout, timeout_at};
 
-/// Frames in line for one socket.
-pub(super) const QUEUE: usize = 128;
 /// Claims in line for one executor.
 pub(super) const CLAIMS: usize = 16;
 /// Streams of one harness's socket: it needs one.
@@ -31,14 +29,11 @@ const SLOW_AGAIN: Duration = Duration::from_secs(60);
 /// Resets in line for one executor. While they are too many nobody's claims are taken, so those who leave wait with their places.
 const RESETS: usize = 1024;
 
-/// A frame on its way to an executor.
-pub(super) type Incoming = Bytes;
-
 /// A stream changes hands.
 #[derive(Debug)]
 pub(super) enum Claim {
     /// A harness's socket wants the stream of this name; answers whether nobody else has it.
-    Take { stream: String, harness: u64, frames: mpsc::Sender<Bytes>, answer: oneshot::Sender<bool> },
+    Take { stream: String, harness: u64, frames: Line, answer: oneshot::Sender<bool> },
     /// The socket of a harness is gone, with its streams.
     Leave { harness: u64 },
 }
@@ -47,8 +42,8 @@ pub(super) enum Claim {
 pub(super) async fn executor(
     socket: WebSocket,
     claims: mpsc::Receiver<Claim>,
-    frames: mpsc::Receiver<Incoming>,
-    own: mpsc::WeakSender<Incoming>,
+    frames: mpsc::Receiver<Waiting>,
+    own: WeakLine,
     replaced: Replaced,
 ) {
     let (sink, stream) = socket.split();
@@ -63,7 +58,7 @@ pub(super) async fn executor(
 
 /// Tells the executor of streams that nobody has any more, as soon as it takes that: until then a session is not free. It waits in the
 /// same line as frames, so neither passes the other by.
-async fn tell(mut gone: mpsc::Receiver<String>, own: mpsc::WeakSender<Incoming>) {
+async fn tell(mut gone: mpsc::Receiver<String>, own: WeakLine) {
     while let Some(stream) = gone.recv().await {
         let Some(own) = own.upgrade() else { break };
         let _ending = own.send(reset(&stream)).await;
@@ -74,7 +69,7 @@ async fn tell(mut gone: mpsc::Receiver<String>, own: mpsc::WeakSender<Incoming>)
 
 /// Gives what an executor sends to the harness whose stream it is.
 async fn route(mut stream: SplitStream<WebSocket>, mut claims: mpsc::Receiver<Claim>, gone: mpsc::Sender<String>) {
-    let mut streams: HashMap<String, (u64, mpsc::Sender<Bytes>)> = HashMap::new();
+    let mut streams: HashMap<String, (u64, Line)> = HashMap::new();
     let mut allowance = Allowance::new(Instant::now());
     let mut until = Instant::now() + SILENCE;
     loop {
@@ -132,23 +127,23 @@ impl Allowance {
     }
 
     /// Puts a frame in a harness's line. False: it is full for longer than is left, or the harness is gone.
-    async fn send(&mut self, frames: &mpsc::Sender<Bytes>, frame: Bytes) -> bool {
+    async fn send(&mut self, frames: &Line, frame: Bytes) -> bool {
         let frame = match frames.try_send(frame) {
             Ok(()) => return true,
-            Err(TrySendError::Closed(_)) => return false,
-            Err(TrySendError::Full(frame)) => frame,
+            Err(Full::Gone) => return false,
+            Err(Full::Now(frame)) => frame,
         };
         let begin = Instant::now();
         let sent = timeout(self.left(begin), frames.send(frame)).await;
         // Nothing comes back while somebody waits.
         self.since = Instant::now();
         self.left = self.left.saturating_sub(self.since - begin);
-        matches!(sent, Ok(Ok(())))
+        sent.unwrap_or_default()
     }
 }
 
 /// Carries a claim out, and has streams told of that nobody has any more. False: there is no room for that.
-fn change(streams: &mut HashMap<String, (u64, mpsc::Sender<Bytes>)>, claim: Claim, gone: &mpsc::Sender<String>) -> bool {
+fn change(streams: &mut HashMap<String, (u64, Line)>, claim: Claim, gone: &mpsc::Sender<String>) -> bool {
     match claim {
         Claim::Take { stream, harness, frames, answer } => {
             let has = streams.values().filter(|(owner, _)| *owner == harness).count();
@@ -167,7 +162,7 @@ fn change(streams: &mut HashMap<String, (u64, mpsc::Sender<Bytes>)>, claim: Clai
 /// Carries the socket of a harness until it ends, or its executor's does.
 pub(super) async fn harness(socket: WebSocket, number: u64, executor: Executor) {
     let (sink, stream) = socket.split();
-    let (frames, to_send) = mpsc::channel(QUEUE);
+    let (frames, to_send) = Line::new(executor.frames.node());
     tokio::select! {
         () = write(sink, to_send) => {}
         () = claim_and_pass(stream, number, frames, &executor) => {}
@@ -176,7 +171,7 @@ pub(super) async fn harness(socket: WebSocket, number: u64, executor: Executor) 
     let _executor_gone = executor.claims.send(Claim::Leave { harness: number }).await;
 }
 
-async fn claim_and_pass(mut stream: SplitStream<WebSocket>, number: u64, frames: mpsc::Sender<Bytes>, executor: &Executor) {
+async fn claim_and_pass(mut stream: SplitStream<WebSocket>, number: u64, frames: Line, executor: &Executor) {
     // With its first stream it is the executor's side that keeps this socket open.
     let (weak, mut strong) = (frames.downgrade(), Some(frames));
     let mut own: Vec<String> = Vec::new();
@@ -201,20 +196,20 @@ async fn claim_and_pass(mut stream: SplitStream<WebSocket>, number: u64, frames:
             own.push(frame.stream_id);
             drop(strong.take());
         }
-        if executor.frames.send(message).await.is_err() {
+        if !executor.frames.send(message).await {
             return;
         }
     }
 }
 
 /// Sends what is in line, and pings. Ends when nobody can send any more, or the socket does.
-pub(super) async fn write(mut sink: SplitSink<WebSocket, Message>, mut frames: mpsc::Receiver<Bytes>) {
+pub(super) async fn write(mut sink: SplitSink<WebSocket, Message>, mut frames: mpsc::Receiver<impl Into<Bytes>>) {
     let mut ping = interval_at(Instant::now() + PING, PING);
     ping.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         let message = tokio::select! {
             frame = frames.recv() => match frame {
-                Some(frame) => Message::Binary(frame),
+                Some(frame) => Message::Binary(frame.into()),
                 None => break,
             },
             _tick = ping.tick() => Message::Ping(Bytes::new()),
@@ -229,6 +224,7 @@ pub(super) async fn write(mut sink: SplitSink<WebSocket, Message>, mut frames: m
 
 #[cfg(test)]
 mod tests {
+    use super::super::line;
     use super::*;
     use tokio::task::JoinSet;
 
@@ -236,16 +232,17 @@ mod tests {
     async fn slow_harnesses_share_what_they_may_hold_up() {
         let begin = Instant::now();
         let mut allowance = Allowance { left: Duration::from_millis(20), since: begin };
-        let lines: Vec<_> = (0..4).map(|_| mpsc::channel(1)).collect();
+        let room = line::room();
+        let lines: Vec<_> = (0..4).map(|_| Line::new(&room)).collect();
         for (line, _harness) in &lines {
-            assert!(allowance.send(line, Bytes::new()).await, "there is room");
+            while line.try_send(Bytes::new()).is_ok() {}
         }
         // The first uses the allowance up, and the others, which are as slow, are cut off by what came back of it.
         for (line, _harness) in &lines {
             assert!(!allowance.send(line, Bytes::new()).await);
         }
         assert!(allowance.left < Duration::from_millis(20) && allowance.left(Instant::now()) < SLOW);
-        let (quick, mut taken) = mpsc::channel(1);
+        let (quick, mut taken) = Line::new(&room);
         assert!(allowance.send(&quick, Bytes::new()).await && taken.recv().await.is_some());
         drop(taken);
         assert!(!allowance.send(&quick, Bytes::new()).await, "it is gone");
@@ -260,13 +257,16 @@ mod tests {
     async fn an_executor_hears_of_every_stream_that_is_gone_once_it_takes_that() {
         const HARNESSES: u64 = 1000;
         let (gone, resets) = mpsc::channel(RESETS);
-        let (own, mut taken) = mpsc::channel(1);
-        own.send(Bytes::new()).await.unwrap();
+        let (room, mut in_line) = (line::room(), 0);
+        let (own, mut taken) = Line::new(&room);
+        while own.try_send(Bytes::new()).is_ok() {
+            in_line += 1;
+        }
         let (claim, mut claims) = mpsc::channel(CLAIMS);
         let mut streams = HashMap::new();
         for harness in 0..HARNESSES {
             for nth in 0..STREAMS as u64 {
-                streams.insert(format!("{harness} {nth}"), (harness, mpsc::channel(1).0));
+                streams.insert(format!("{harness} {nth}"), (harness, Line::new(&room).0));
             }
         }
         let mut tasks = JoinSet::new();
@@ -282,10 +282,12 @@ mod tests {
             }
         });
         // Nothing comes from the executor meanwhile; it takes what was in line, and then the resets.
-        assert_eq!(taken.recv().await, Some(Bytes::new()));
+        for _ in 0..in_line {
+            assert_eq!(Bytes::from(taken.recv().await.unwrap()), Bytes::new());
+        }
         let mut told = std::collections::HashSet::new();
         while told.len() < usize::try_from(HARNESSES).unwrap() * STREAMS {
-            let frame = Frame::decode(taken.recv().await.unwrap()).unwrap();
+            let frame = Frame::decode(taken.recv().await.unwrap().into()).unwrap();
             assert!(matches!(frame.body, crate::frame::Body::Reset { .. }) && told.insert(frame.stream_id));
         }
         tasks.shutdown().await;

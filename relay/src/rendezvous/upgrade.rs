@@ -3,9 +3,10 @@
 use super::accept::Place;
 use super::board::{self, Counted, Executor, Question};
 use super::forward;
+use super::line::Line;
 use super::routes::{Doors, No, now};
 use super::signed::{Role, Ticket};
-use super::sockets::{self, CLAIMS, QUEUE};
+use super::sockets::{self, CLAIMS};
 use super::store::{Lease, RENEWAL, Refused, Store};
 use crate::frame::MAX_FRAME;
 use axum::extract::ws::{WebSocket, WebSocketUpgrade};
@@ -91,7 +92,7 @@ async fn serve(
     place: Place,
     upgrade: WebSocketUpgrade,
 ) -> Result<Response, No> {
-    let ((claims, claimed), (frames, to_send)) = (mpsc::channel(CLAIMS), mpsc::channel(QUEUE));
+    let ((claims, claimed), (frames, to_send)) = (mpsc::channel(CLAIMS), Line::new(&doors.room));
     let (own, executor) = (frames.downgrade(), Executor { claims, frames });
     let store = doors.store.clone();
     let lease = store.lease(ticket.token, &environment, &ticket.registration, &doors.node).await?;
