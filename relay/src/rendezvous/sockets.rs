@@ -287,7 +287,8 @@ mod tests {
         }
         let mut told = std::collections::HashSet::new();
         while told.len() < usize::try_from(HARNESSES).unwrap() * STREAMS {
-            let frame = Frame::decode(taken.recv().await.unwrap().into()).unwrap();
+            let next = timeout(SILENCE, taken.recv()).await.expect("a reset in time");
+            let frame = Frame::decode(next.unwrap().into()).unwrap();
             assert!(matches!(frame.body, crate::frame::Body::Reset { .. }) && told.insert(frame.stream_id));
         }
         tasks.shutdown().await;
