@@ -1,18 +1,23 @@
 //! What one node knows by itself: which executors have their sockets here, how many sockets each token has here, and how often it
 //! asked. One task owns it; the rest asks.
 
+use super::line::Line;
 use super::signed::Role;
-use super::sockets::{Claim, Incoming};
+use super::sockets::Claim;
 use super::store::{Lease, Refused};
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 /// WebSockets at a time of one token.
 const SOCKETS: usize = 256;
 /// Questions of one token at once, and the time after which it has one more: a recovery asks a few, and nobody can keep us busy.
 const BURST: u32 = 256;
 const REFILL: Duration = Duration::from_millis(50);
+
+/// A socket's place among those of its token; it is free when this is dropped, whoever has it then and whatever the board is doing.
+pub(super) type Counted = OwnedSemaphorePermit;
 
 /// Of which kind a token is, and the first 64 bits of its digest.
 pub(super) type Token = (Role, u64);
@@ -22,10 +27,8 @@ pub(super) type Token = (Role, u64);
 pub(super) enum Question {
     /// May a token ask at all now?
     Admit { token: Token, answer: oneshot::Sender<bool> },
-    /// A socket of a token comes, if it may.
-    Come { token: Token, answer: oneshot::Sender<Result<(), Refused>> },
-    /// A socket that came is gone.
-    Gone { token: Token },
+    /// A socket of a token comes, if it may. It is counted until the answer is dropped.
+    Come { token: Token, answer: oneshot::Sender<Result<Counted, Refused>> },
     /// An executor's socket is here. Answers what ends when another one comes in its place.
     Serve { lease: Box<Lease>, executor: Executor, answer: oneshot::Sender<Replaced> },
     /// Who serves this registration here?
@@ -38,7 +41,7 @@ pub(super) struct Executor {
     /// Streams that harnesses claim, and give back.
     pub(super) claims: mpsc::Sender<Claim>,
     /// Frames for it.
-    pub(super) frames: mpsc::Sender<Incoming>,
+    pub(super) frames: Line,
 }
 
 impl Executor {
@@ -63,7 +66,8 @@ struct Served {
 #[derive(Debug, Default)]
 pub(super) struct Board {
     executors: HashMap<String, Served>,
-    sockets: HashMap<Token, usize>,
+    /// Places that are free.
+    sockets: HashMap<Token, Arc<Semaphore>>,
     /// When a token's questions are all forgotten.
     busy: HashMap<Token, Instant>,
 }
@@ -83,11 +87,8 @@ impl Board {
                 let _gone = answer.send(self.admit(token, now));
             }
             Question::Come { token, answer } => {
-                if let Err(Ok(())) = answer.send(self.come(token)) {
-                    self.leave(token);
-                }
+                let _gone = answer.send(self.come(token));
             }
-            Question::Gone { token } => self.leave(token),
             Question::Serve { lease, executor, answer } => {
                 let _gone = answer.send(self.serve(*lease, executor));
             }
@@ -107,19 +108,9 @@ impl Board {
         is_admitted
     }
 
-    fn come(&mut self, token: Token) -> Result<(), Refused> {
-        let open = self.sockets.entry(token).or_default();
-        if *open >= SOCKETS {
-            return Err(Refused::Sockets);
-        }
-        *open += 1;
-        Ok(())
-    }
-
-    fn leave(&mut self, token: Token) {
-        if let Some(sockets) = self.sockets.get_mut(&token) {
-            *sockets = sockets.saturating_sub(1);
-        }
+    fn come(&mut self, token: Token) -> Result<Counted, Refused> {
+        let places = self.sockets.entry(token).or_insert_with(|| Arc::new(Semaphore::new(SOCKETS)));
+        Arc::clone(places).try_acquire_owned().map_err(|_taken| Refused::Sockets)
     }
 
     /// Two sockets may come here in another order than their leases were given; the newer lease counts.
@@ -129,6 +120,9 @@ impl Board {
         let (newest, replaced) = oneshot::channel();
         let Lease { environment, registration, generation, .. } = lease;
         let known = self.executors.get(&environment);
+        if known.is_some_and(|known| known.registration != registration) {
+            ousted(&environment);
+        }
         if known.is_none_or(|known| known.registration != registration || known.generation < generation) {
             self.executors.insert(environment, Served { registration, generation, executor, _newest: newest });
         }
@@ -141,14 +135,23 @@ impl Board {
     }
 }
 
+/// Says that an executor with other keys took the place of one whose socket was open: a new start of it, or a second one.
+pub(super) fn ousted(environment: &str) {
+    tracing::warn!(
+        "an executor's socket of the environment {environment} ends, since another one of the same token took its place; if this \
+         repeats, two executors oust each other: give each an environment of its own"
+    );
+}
+
 #[cfg(test)]
 mod tests {
+    use super::super::line;
     use super::*;
     use crate::keys::Identity;
     use oneshot::error::TryRecvError;
 
-    fn executor() -> (Executor, mpsc::Receiver<Claim>, mpsc::Receiver<Incoming>) {
-        let ((claims, claimed), (frames, framed)) = (mpsc::channel(1), mpsc::channel(1));
+    fn executor() -> (Executor, mpsc::Receiver<Claim>, mpsc::Receiver<line::Waiting>) {
+        let ((claims, claimed), (frames, framed)) = (mpsc::channel(1), Line::new(&line::room()));
         (Executor { claims, frames }, claimed, framed)
     }
 
@@ -179,12 +182,15 @@ mod tests {
     #[test]
     fn sockets_and_questions_of_a_token_are_bounded() {
         let (mut board, now, token, other) = (Board::default(), Instant::now(), (Role::Harness, 0), (Role::Harness, 1));
-        for _ in 0..SOCKETS {
-            board.come(token).unwrap();
-        }
-        assert_eq!((board.come(token), board.come(other)), (Err(Refused::Sockets), Ok(())));
-        board.leave(token);
-        assert!(board.come(token).is_ok());
+        let mut open: Vec<_> = (0..SOCKETS).map(|_| board.come(token).unwrap()).collect();
+        assert_eq!(board.come(token).err(), Some(Refused::Sockets));
+        assert!(board.come(other).is_ok());
+        // A place is free at once, and so are all of them, without the board being told.
+        drop(open.pop());
+        open.push(board.come(token).unwrap());
+        assert_eq!(board.come(token).err(), Some(Refused::Sockets));
+        open.clear();
+        open.extend((0..SOCKETS).map(|_| board.come(token).unwrap()));
         assert_eq!((0..2 * BURST).filter(|_| board.admit(token, now)).count(), usize::try_from(BURST).unwrap());
         assert!(board.admit(other, now) && board.admit(token, now + REFILL));
         assert!(!board.admit(token, now + REFILL));

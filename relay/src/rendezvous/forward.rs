@@ -3,7 +3,7 @@
 //! The other node sees the very ticket that the harness showed, and that is what it asks for: it was signed with the key that nodes
 //! share. It looks among its own sockets only, so a ticket is passed on once.
 
-use super::sockets::{SILENCE, write};
+use super::sockets::{SILENCE, SLOW, write};
 use super::store::Refused;
 use crate::socket::{DialError, Socket};
 use axum::extract::ws::{Message, WebSocket};
@@ -47,6 +47,8 @@ pub(super) async fn carry(socket: WebSocket, far: Socket) {
         () = write(sink, incoming) => {}
         () = pass(stream, outgoing) => {}
     }
+    // Both channels are gone by now, so it ends when it has sent what was in line.
+    let _aborted_below = timeout(SLOW, carrier.join_next()).await;
     carrier.shutdown().await;
 }
 

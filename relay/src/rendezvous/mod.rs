@@ -16,6 +16,7 @@
 mod accept;
 mod board;
 mod forward;
+mod line;
 mod routes;
 mod signed;
 mod sockets;

@@ -3,6 +3,7 @@
 use super::Rendezvous;
 use super::board::{Question, Token};
 use super::forward;
+use super::line::{self, Room};
 use super::signed::{Role, Ticket, VALID};
 use super::store::{Environment, Refused, Store};
 use super::upgrade::{self, Carry};
@@ -40,6 +41,8 @@ pub(super) struct Doors {
     pub(super) node: Arc<str>,
     pub(super) board: mpsc::Sender<Question>,
     pub(super) upgrades: mpsc::Sender<Carry>,
+    /// For frames in line.
+    pub(super) room: Room,
     /// The next harness's number.
     pub(super) numbers: Arc<AtomicU64>,
     /// Changes, or has no sender any more, once the rendezvous ends.
@@ -66,6 +69,7 @@ impl Doors {
             node: rendezvous.node_url.as_deref().unwrap_or_default().trim_end_matches('/').into(),
             board,
             upgrades,
+            room: line::room(),
             numbers: Arc::default(),
             stop,
         }
@@ -127,7 +131,11 @@ impl From<Refused> for No {
             Refused::Unknown => Self(StatusCode::NOT_FOUND, "environment_unknown", "nobody registered this environment"),
             Refused::Offline => Self(StatusCode::CONFLICT, "environment_offline", "nobody serves this environment now"),
             Refused::Stale => Self(StatusCode::FORBIDDEN, "registration_stale", "the registration was replaced; ask again"),
-            Refused::Full => Self(StatusCode::SERVICE_UNAVAILABLE, "environments_full", "too many environments are served"),
+            Refused::Full => Self(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "environments_full",
+                "there is no room for one more environment of this token",
+            ),
             Refused::Sockets => Self(StatusCode::TOO_MANY_REQUESTS, "too_many_sockets", "this token has too many sockets open"),
             Refused::Unreachable => {
                 Self(StatusCode::SERVICE_UNAVAILABLE, "store_unreachable", "what the nodes share cannot be asked now; try again")

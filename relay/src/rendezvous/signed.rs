@@ -11,6 +11,8 @@ use std::time::Duration;
 
 /// How long what was signed is valid: one attempt to connect.
 pub(super) const VALID: Duration = Duration::from_secs(60);
+/// By how much the clocks of nodes may differ. What is valid for longer than was ever signed comes of a clock that was set back.
+const SKEW: Duration = Duration::from_secs(5);
 
 /// 256 random bits as text.
 pub(super) fn random() -> Option<String> {
@@ -83,7 +85,7 @@ impl Signer {
     /// Whether a ticket was signed here for this environment, and is valid.
     pub(super) fn is_valid(&self, environment: &str, ticket: &Ticket, now: u64) -> bool {
         let Ok(sig) = URL_SAFE_NO_PAD.decode(&ticket.sig) else { return false };
-        now < ticket.expires && hmac::verify(&self.0, &of_ticket(environment, ticket), &sig).is_ok()
+        is_now(ticket.expires, now) && hmac::verify(&self.0, &of_ticket(environment, ticket), &sig).is_ok()
     }
 
     /// What the executor of this registration can show us of a harness.
@@ -104,7 +106,7 @@ impl Signer {
         let Some((expires, sig)) = shown.split_once('.') else { return false };
         let (Ok(expires), Ok(sig)) = (expires.parse::<u64>(), URL_SAFE_NO_PAD.decode(sig)) else { return false };
         let signed = of_harness(environment, registration, harness, expires);
-        now < expires && signed.is_some_and(|signed| hmac::verify(&self.0, &signed, &sig).is_ok())
+        is_now(expires, now) && signed.is_some_and(|signed| hmac::verify(&self.0, &signed, &sig).is_ok())
     }
 }
 
@@ -112,6 +114,11 @@ impl fmt::Debug for Signer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Signer(..)")
     }
+}
+
+/// Whether what expires then may be used now.
+fn is_now(expires: u64, now: u64) -> bool {
+    now < expires && expires <= now.saturating_add((VALID + SKEW).as_secs())
 }
 
 /// No part holds a line's end, so no two tickets are the same text; the first word keeps them from being authorizations.
@@ -138,6 +145,8 @@ mod tests {
         let ticket = Ticket::of_query(&query).unwrap();
         assert!(Ticket::of_query("").is_none() && (ticket.role, ticket.expires) == (Role::Harness, 100));
         assert!(signer.is_valid("box", &ticket, 99));
+        // Before it was signed, by more than clocks differ.
+        assert!(signer.is_valid("box", &ticket, 35) && !signer.is_valid("box", &ticket, 34));
         assert!(!signer.is_valid("box", &ticket, 100) && !signer.is_valid("bo", &ticket, 99));
         assert!(!other.is_valid("box", &ticket, 99));
         for changed in [
@@ -161,6 +170,8 @@ mod tests {
         assert!(!signer.is_authorized("box", "two", &known, &shown, 99));
         assert!(!signer.is_authorized("bo", "one", &known, &shown, 99));
         assert!(!signer.is_authorized("box", "one", &known, &shown, 100));
+        assert!(signer.is_authorized("box", "one", &known, &shown, 35));
+        assert!(!signer.is_authorized("box", "one", &known, &shown, 34));
         let later = shown.replace("100.", "101.");
         assert!(!signer.is_authorized("box", "one", &known, &later, 99) && !signer.is_authorized("box", "one", &known, "", 99));
     }

@@ -1,11 +1,12 @@
 //! WebSockets: whose they are, where they lead, and what carries them.
 
 use super::accept::Place;
-use super::board::{Executor, Question, Token};
+use super::board::{self, Counted, Executor, Question};
 use super::forward;
+use super::line::Line;
 use super::routes::{Doors, No, now};
 use super::signed::{Role, Ticket};
-use super::sockets::{self, CLAIMS, QUEUE};
+use super::sockets::{self, CLAIMS};
 use super::store::{Lease, RENEWAL, Refused, Store};
 use crate::frame::MAX_FRAME;
 use axum::extract::ws::{WebSocket, WebSocketUpgrade};
@@ -30,7 +31,7 @@ pub(super) async fn of_an_end(
 ) -> Result<Response, No> {
     let query = query.unwrap_or_default();
     let ticket = valid(&doors, &environment, &query).await?;
-    let counted = Counted::new(&doors, &ticket).await?;
+    let counted = count(&doors, &ticket).await?;
     if ticket.role == Role::Environment {
         return serve(&doors, environment, ticket, counted, place, upgrade).await;
     }
@@ -63,7 +64,7 @@ pub(super) async fn of_a_node(
     if ticket.role != Role::Harness {
         return Err(EXPIRED);
     }
-    let counted = Counted::new(&doors, &ticket).await?;
+    let counted = count(&doors, &ticket).await?;
     local(&doors, environment, ticket, counted, place, upgrade).await
 }
 
@@ -76,6 +77,12 @@ async fn valid(doors: &Doors, environment: &str, query: &str) -> Result<Ticket, 
     if signer.is_valid(environment, &ticket, now()) { Ok(ticket) } else { Err(EXPIRED) }
 }
 
+/// A place among the sockets of the token that the ticket was given for.
+async fn count(doors: &Doors, ticket: &Ticket) -> Result<Counted, No> {
+    let token = (ticket.role, ticket.token);
+    Ok(doors.ask(|answer| Question::Come { token, answer }).await??)
+}
+
 /// An executor's socket: it has the newest lease from now on.
 async fn serve(
     doors: &Doors,
@@ -85,7 +92,7 @@ async fn serve(
     place: Place,
     upgrade: WebSocketUpgrade,
 ) -> Result<Response, No> {
-    let ((claims, claimed), (frames, to_send)) = (mpsc::channel(CLAIMS), mpsc::channel(QUEUE));
+    let ((claims, claimed), (frames, to_send)) = (mpsc::channel(CLAIMS), Line::new(&doors.room));
     let (own, executor) = (frames.downgrade(), Executor { claims, frames });
     let store = doors.store.clone();
     let lease = store.lease(ticket.token, &environment, &ticket.registration, &doors.node).await?;
@@ -136,8 +143,7 @@ where
         let carried = carry(socket, stop);
         let carry = async move {
             carried.await;
-            drop(place);
-            counted.tell().await;
+            drop((place, counted));
         };
         let _closing = upgrades.send(Box::pin(carry)).await;
     })
@@ -150,6 +156,7 @@ async fn until_replaced(store: &Store, lease: &Lease) {
     loop {
         ticks.tick().await;
         if store.renew(lease).await == Err(Refused::Stale) {
+            board::ousted(&lease.environment);
             return;
         }
     }
@@ -158,30 +165,4 @@ async fn until_replaced(store: &Store, lease: &Lease) {
 /// Waits for the end of the rendezvous.
 async fn told(mut stop: watch::Receiver<()>) {
     let _nobody_tells_any_more = stop.changed().await;
-}
-
-/// A socket that is counted, until it is told or dropped that it is gone: an upgrade may come to nothing.
-struct Counted {
-    board: mpsc::Sender<Question>,
-    token: Token,
-}
-
-impl Counted {
-    async fn new(doors: &Doors, ticket: &Ticket) -> Result<Self, No> {
-        let token = (ticket.role, ticket.token);
-        doors.ask(|answer| Question::Come { token, answer }).await??;
-        Ok(Self { board: doors.board.clone(), token })
-    }
-
-    /// Waits for its turn, unlike a drop.
-    async fn tell(self) {
-        let _closing = self.board.reserve().await;
-    }
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        // If the line is full the token is a place short until the rendezvous ends.
-        let _full = self.board.try_send(Question::Gone { token: self.token });
-    }
 }

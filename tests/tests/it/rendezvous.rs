@@ -128,6 +128,24 @@ async fn a_newer_socket_of_an_executor_replaces_the_older() {
 }
 
 #[tokio::test]
+async fn two_executors_of_one_environment_are_warned_of() {
+    for is_warned in [false, true] {
+        let mut rendezvous = Rendezvous::start(&[]).await;
+        let url = registered(&rendezvous.url, "box", EXECUTOR).await.unwrap();
+        let mut older = Socket::dial(&url, None).await.unwrap();
+        // One that comes again with its keys is no second one.
+        let url = if is_warned { registered(&rendezvous.url, "box", EXECUTOR).await.unwrap() } else { url };
+        let _newer = Socket::dial(&url, None).await.unwrap();
+        assert_eq!(hear(&mut older).await, None);
+        rendezvous.program.signal(rustix::process::Signal::TERM);
+        assert_eq!(rendezvous.program.wait().await, 0);
+        let stderr = rendezvous.program.stderr().await;
+        assert_eq!(stderr.contains("the environment box ends") && stderr.contains("oust each other"), is_warned, "{stderr}");
+        rendezvous.place.done();
+    }
+}
+
+#[tokio::test]
 async fn a_stream_is_its_first_harnesss_alone() {
     let rendezvous = Rendezvous::start(&[]).await;
     let mut executor = executor(&rendezvous.url).await;

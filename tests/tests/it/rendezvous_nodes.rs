@@ -374,6 +374,29 @@ async fn a_newer_socket_at_another_node_replaces_the_older() {
 }
 
 #[tokio::test]
+async fn what_a_harness_sent_before_it_left_reaches_an_executor_at_another_node() {
+    const WORDS: usize = 100;
+    let nodes = Nodes::start().await;
+    let mut executor = Socket::dial(&registered(&nodes.a.url, "box", EXECUTOR).await.unwrap(), None).await.unwrap();
+    let harness = Socket::dial(&connected(&nodes.b.url, "box", HARNESS).await.unwrap(), None).await.unwrap();
+    let long = "x".repeat(100_000);
+    for nth in 0..WORDS {
+        say(&harness, "stream", &format!("{nth}{long}")).await;
+    }
+    let Socket { outgoing, incoming, mut carrier } = harness;
+    drop((outgoing, incoming));
+    let left = async { carrier.join_next().await.unwrap().unwrap() };
+    let taken = async {
+        for nth in 0..WORDS {
+            assert_eq!(hear(&mut executor).await, heard("stream", &format!("{nth}{long}")), "word {nth}");
+        }
+        assert_eq!(hear(&mut executor).await, heard("stream", "reset"));
+    };
+    tokio::join!(left, taken);
+    nodes.end().await;
+}
+
+#[tokio::test]
 async fn a_node_asks_another_only_for_a_harness_of_its_own() {
     let nodes = Nodes::start().await;
     let of_executor = registered(&nodes.a.url, "box", EXECUTOR).await.unwrap();
@@ -396,5 +419,28 @@ async fn a_node_asks_another_only_for_a_harness_of_its_own() {
     assert_eq!(refusal(inner(&nodes.a, &of_harness.replace("sig=", "sig=A"))).await, DialError::Refused(403));
     let plain = said(&nodes.a.url, "GET /node/cloud/environment/box/ws HTTP/1.1\r\nHost: localhost\r\n\r\n").await;
     assert!(plain.starts_with("HTTP/1.1 4"), "{plain}");
+    nodes.end().await;
+}
+
+/// The nodes count together what a token registered, and it makes room by what is its own.
+#[tokio::test]
+async fn a_token_over_its_share_takes_no_environment_of_another() {
+    const SHARE: usize = 256;
+    let nodes = Nodes::start().await;
+    registered(&nodes.a.url, "of-another", OTHER).await.unwrap();
+    let served = registered(&nodes.a.url, "0", EXECUTOR).await.unwrap();
+    let _executor = Socket::dial(&served, None).await.unwrap();
+    // Both nodes are asked, since each bounds the questions of a token.
+    for nth in 1..=SHARE {
+        let node = if nth % 2 == 0 { &nodes.a } else { &nodes.b };
+        registered(&node.url, &nth.to_string(), EXECUTOR).await.unwrap();
+    }
+    for node in [&nodes.a, &nodes.b] {
+        connected(&node.url, "0", HARNESS).await.unwrap();
+        assert_eq!(code(connected(&node.url, "1", HARNESS).await), (404, "environment_unknown".to_owned()));
+        for name in ["of-another", "2", "256"] {
+            assert_eq!(code(connected(&node.url, name, HARNESS).await), (409, "environment_offline".to_owned()), "{name}");
+        }
+    }
     nodes.end().await;
 }

@@ -1,6 +1,6 @@
 //! The store of one node alone: one task owns it, the rest ask.
 
-use super::{ENVIRONMENTS, Environment, LEASE, Lease, Refused};
+use super::{ENVIRONMENTS, Environment, LEASE, Lease, Refused, SHARE};
 use crate::keys::PublicKeys;
 use crate::rendezvous::signed::{self, Signer};
 use std::collections::HashMap;
@@ -81,7 +81,8 @@ pub(in crate::rendezvous) async fn run(mut environments: Environments, mut quest
 #[derive(Debug)]
 struct Known {
     environment: Environment,
-    registered: Instant,
+    /// When it was last registered, leased or renewed.
+    seen: Instant,
     generation: u64,
     /// When the lease runs out, if there is one.
     until: Option<Instant>,
@@ -126,17 +127,19 @@ impl Environments {
             if known.environment.keys != keys {
                 (known.environment.registration, known.environment.keys, known.until) = (name_of_registration(), keys, None);
             }
-            known.registered = now;
+            known.seen = now;
             return Ok(known.environment.registration.clone());
         }
-        if self.0.len() >= ENVIRONMENTS {
-            let unserved = self.0.iter().filter(|(_, known)| !known.is_served(now));
-            let oldest = unserved.min_by_key(|(_, known)| known.registered).map(|(name, _)| name.clone());
-            self.0.remove(&oldest.ok_or(Refused::Full)?);
+        let own = || self.0.iter().filter(|(_, known)| known.environment.owner == owner);
+        if self.0.len() >= ENVIRONMENTS || own().count() >= SHARE {
+            // What another token registered is not for this one to take.
+            let oldest = own().filter(|(_, known)| !known.is_served(now)).min_by_key(|(_, known)| known.seen);
+            let oldest = oldest.map(|(name, _)| name.clone()).ok_or(Refused::Full)?;
+            self.0.remove(&oldest);
         }
         let registration = name_of_registration();
         let environment = Environment { owner, registration: registration.clone(), keys, node: None };
-        self.0.insert(name, Known { environment, registered: now, generation: 0, until: None });
+        self.0.insert(name, Known { environment, seen: now, generation: 0, until: None });
         Ok(registration)
     }
 
@@ -154,12 +157,13 @@ impl Environments {
         }
         let (registration, keys) = (newest.clone(), keys.clone());
         known.generation += 1;
-        (known.environment.node, known.until) = (Some(node.clone()), Some(now + LEASE));
+        (known.environment.node, known.until, known.seen) = (Some(node.clone()), Some(now + LEASE), now);
         Ok(Lease { environment: name, owner, registration, keys, node, generation: known.generation })
     }
 
     fn renew(&mut self, lease: &Lease, now: Instant) -> Result<(), Refused> {
-        self.newest(lease).ok_or(Refused::Stale)?.until = Some(now + LEASE);
+        let known = self.newest(lease).ok_or(Refused::Stale)?;
+        (known.until, known.seen) = (Some(now + LEASE), now);
         Ok(())
     }
 
@@ -227,17 +231,41 @@ mod tests {
     }
 
     #[test]
-    fn environments_are_bounded_and_the_longest_unserved_goes() {
+    fn a_token_over_its_share_loses_its_own_longest_unserved() {
         let (mut environments, now, keys) = (Environments::default(), Instant::now(), keys());
         let second = |nth: usize| now + Duration::from_secs(nth as u64);
-        for nth in 0..ENVIRONMENTS {
+        environments.register(2, "of another".to_owned(), keys.clone(), now).unwrap();
+        for nth in 0..SHARE {
             environments.register(1, nth.to_string(), keys.clone(), second(nth)).unwrap();
         }
-        let last = second(ENVIRONMENTS);
-        let registration = environments.find("0", now).unwrap().registration;
-        environments.lease(1, "0".to_owned(), &registration, String::new(), last).unwrap();
-        environments.register(1, "new".to_owned(), keys, last).unwrap();
+        // One has a socket now; one had a socket long after it registered.
+        let mut lease = |name: &str, time| {
+            let registration = environments.find(name, now).unwrap().registration;
+            environments.lease(1, name.to_owned(), &registration, String::new(), time).unwrap()
+        };
+        let (last, later) = (second(SHARE), second(SHARE) + LEASE);
+        let (renewed, _served) = (lease("1", now), lease("0", later));
+        environments.renew(&renewed, last).unwrap();
+        environments.register(1, "new".to_owned(), keys, later).unwrap();
+        assert_eq!(environments.0.len(), SHARE + 1);
+        let kept = ["of another", "0", "1", "3", "new"].into_iter().all(|name| environments.0.contains_key(name));
+        assert!(kept && !environments.0.contains_key("2"));
+    }
+
+    #[test]
+    fn nobody_gets_room_by_anothers_environments() {
+        let (mut environments, now, keys) = (Environments::default(), Instant::now(), keys());
+        for nth in 0..ENVIRONMENTS {
+            environments.register((nth / SHARE) as u64, nth.to_string(), keys.clone(), now).unwrap();
+        }
+        let newcomer = u64::MAX;
+        assert_eq!(environments.register(newcomer, "new".to_owned(), keys.clone(), now), Err(Refused::Full));
+        // Who has some makes room of its own, unless all of them are served.
+        environments.register(0, "new".to_owned(), keys.clone(), now).unwrap();
+        for known in environments.0.values_mut().filter(|known| known.environment.owner == 0) {
+            known.until = Some(now + LEASE);
+        }
+        assert_eq!(environments.register(0, "newer".to_owned(), keys, now), Err(Refused::Full));
         assert_eq!(environments.0.len(), ENVIRONMENTS);
-        assert!(environments.0.contains_key("0") && !environments.0.contains_key("1") && environments.0.contains_key("2"));
     }
 }

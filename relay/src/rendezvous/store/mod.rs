@@ -13,8 +13,10 @@ use super::signed::Signer;
 use crate::keys::PublicKeys;
 use std::time::Duration;
 
-/// Environments that are kept; the longest unserved one goes for a new one.
+/// Environments that are kept of all tokens. A token without room gets none by those of others.
 const ENVIRONMENTS: usize = 4096;
+/// Environments that are kept of one token; its own longest unserved one goes for a new one. As many as it may have sockets at a node.
+const SHARE: usize = 256;
 /// How long a lease holds that is not renewed: as long as an executor whose node died is still looked for there.
 const LEASE: Duration = Duration::from_secs(10);
 /// From one renewal to the next: several may fail before the lease runs out, and a replaced socket ends within that time.
@@ -31,7 +33,7 @@ pub(super) enum Refused {
     Offline,
     /// The registration is not the newest, or the lease is not.
     Stale,
-    /// Too many environments.
+    /// Too many environments, and none of the asker's own to give up.
     Full,
     /// Too many sockets of this token.
     Sockets,

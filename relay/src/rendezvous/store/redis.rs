@@ -1,7 +1,7 @@
 //! The store of many nodes: a Redis that all of them ask. Each question is one script, which Redis runs alone, so no two nodes give
 //! one environment to two owners.
 
-use super::{ENVIRONMENTS, Environment, LEASE, Lease, Refused};
+use super::{ENVIRONMENTS, Environment, LEASE, Lease, Refused, SHARE};
 use crate::keys::PublicKeys;
 use crate::rendezvous::signed::{self, Signer};
 use redis::aio::{ConnectionManager, ConnectionManagerConfig};
@@ -27,18 +27,22 @@ const KEY: &str = "redis.call('SET', KEYS[1], ARGV[1], 'NX') return {'ok', redis
 /// Milliseconds since 1970 by the clock of Redis, since those of nodes differ; for scripts.
 const NOW: &str = "local time = redis.call('TIME') local now = time[1] * 1000 + math.floor(time[2] / 1000) ";
 
-/// The names of environments by the time of their registration are in the first key.
+/// The names of environments by the time at which they were last registered, leased or renewed are in the first key, and those of one
+/// owner in a key of its own, which is made from the second argument; for scripts.
+const OWN: &str = "local own = 'portcullis:owner:' .. ARGV[2] ";
+
 const REGISTER: &str = "
 local owner, registration, keys = unpack(redis.call('HMGET', KEYS[2], 'owner', 'registration', 'keys'))
 if owner and owner ~= ARGV[2] then return {'taken'} end
-if not owner and redis.call('ZCARD', KEYS[1]) >= tonumber(ARGV[5]) then
+if not owner and (redis.call('ZCARD', KEYS[1]) >= tonumber(ARGV[5]) or redis.call('ZCARD', own) >= tonumber(ARGV[8])) then
   local oldest
-  for _, name in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
+  for _, name in ipairs(redis.call('ZRANGE', own, 0, -1)) do
     if redis.call('EXISTS', ARGV[7] .. name) == 0 then oldest = name break end
   end
   if not oldest then return {'full'} end
   redis.call('DEL', ARGV[6] .. oldest)
   redis.call('ZREM', KEYS[1], oldest)
+  redis.call('ZREM', own, oldest)
 end
 if keys ~= ARGV[3] then
   registration = ARGV[4]
@@ -46,6 +50,7 @@ if keys ~= ARGV[3] then
 end
 redis.call('HSET', KEYS[2], 'owner', ARGV[2], 'registration', registration, 'keys', ARGV[3])
 redis.call('ZADD', KEYS[1], now, ARGV[1])
+redis.call('ZADD', own, now, ARGV[1])
 return {'ok', registration}";
 
 const FIND: &str = "
@@ -59,6 +64,8 @@ if not owner then return {'unknown'} end
 if owner ~= ARGV[2] or registration ~= ARGV[3] then return {'stale'} end
 local generation = redis.call('HINCRBY', KEYS[2], 'generation', 1)
 redis.call('SET', KEYS[3], ARGV[4], 'PX', ARGV[5])
+redis.call('ZADD', KEYS[1], now, ARGV[1])
+redis.call('ZADD', own, now, ARGV[1])
 return {'ok', tostring(generation), keys}";
 
 /// A Redis that lost its contents learns the environment again from whoever serves it.
@@ -66,10 +73,11 @@ const RENEW: &str = "
 local owner, registration, generation = unpack(redis.call('HMGET', KEYS[2], 'owner', 'registration', 'generation'))
 if owner and (owner ~= ARGV[2] or registration ~= ARGV[3]) then return {'stale'} end
 if tonumber(generation or 0) > tonumber(ARGV[6]) then return {'stale'} end
-if not owner then
-  if redis.call('ZCARD', KEYS[1]) >= tonumber(ARGV[8]) then return {'stale'} end
-  redis.call('ZADD', KEYS[1], now, ARGV[1])
+if not owner and (redis.call('ZCARD', KEYS[1]) >= tonumber(ARGV[8]) or redis.call('ZCARD', own) >= tonumber(ARGV[9])) then
+  return {'stale'}
 end
+redis.call('ZADD', KEYS[1], now, ARGV[1])
+redis.call('ZADD', own, now, ARGV[1])
 redis.call('HSET', KEYS[2], 'owner', ARGV[2], 'registration', ARGV[3], 'keys', ARGV[7], 'generation', ARGV[6])
 redis.call('SET', KEYS[3], ARGV[4], 'PX', ARGV[5])
 return {'ok'}";
@@ -124,8 +132,8 @@ impl Redis {
 
     pub(super) async fn register(&self, owner: u64, environment: &str, keys: &PublicKeys) -> Result<String, Refused> {
         let new = uuid::Uuid::new_v4().to_string();
-        let mut command = script(&format!("{NOW}{REGISTER}"), environment);
-        command.arg(hex(owner)).arg(json(keys)?).arg(new).arg(ENVIRONMENTS).arg(ENVIRONMENT).arg(EXECUTOR);
+        let mut command = script(&format!("{NOW}{OWN}{REGISTER}"), environment);
+        command.arg(hex(owner)).arg(json(keys)?).arg(new).arg(ENVIRONMENTS).arg(ENVIRONMENT).arg(EXECUTOR).arg(SHARE);
         let [registration] = self.words(&command).await?;
         Ok(registration)
     }
@@ -138,7 +146,7 @@ impl Redis {
     }
 
     pub(super) async fn lease(&self, owner: u64, environment: &str, registration: &str, node: &str) -> Result<Lease, Refused> {
-        let mut command = script(LEASE_OUT, environment);
+        let mut command = script(&format!("{NOW}{OWN}{LEASE_OUT}"), environment);
         command.arg(hex(owner)).arg(registration).arg(node).arg(milliseconds(LEASE));
         let [generation, keys] = self.words(&command).await?;
         let generation = generation.parse().map_err(|_| Refused::Unreachable)?;
@@ -147,9 +155,9 @@ impl Redis {
     }
 
     pub(super) async fn renew(&self, lease: &Lease) -> Result<(), Refused> {
-        let mut command = script(&format!("{NOW}{RENEW}"), &lease.environment);
+        let mut command = script(&format!("{NOW}{OWN}{RENEW}"), &lease.environment);
         command.arg(hex(lease.owner)).arg(&lease.registration).arg(&lease.node).arg(milliseconds(LEASE));
-        command.arg(lease.generation).arg(json(&lease.keys)?).arg(ENVIRONMENTS);
+        command.arg(lease.generation).arg(json(&lease.keys)?).arg(ENVIRONMENTS).arg(SHARE);
         let [] = self.words(&command).await?;
         Ok(())
     }
