@@ -20,11 +20,11 @@ struct Footprint {
 }
 
 /// Prints what sessions and processes add to each server.
-pub(crate) fn run(servers: &[Server], ground: &Ground, count: u32) -> Result<(), Failure> {
+pub(crate) fn run(servers: &[Server], grounds: &[Ground], count: u32) -> Result<(), Failure> {
     let mut out = io::stdout();
     writeln!(out, "| each of {count}, idle | server, kB | its children, kB | OS processes |")?;
     writeln!(out, "|---|---|---|---|")?;
-    for server in servers {
+    for (server, ground) in servers.iter().zip(grounds) {
         let pid = server.pid.ok_or("what a server holds is asked of its own process: give a command")?;
         let mut before = settled(pid)?;
         let mut wires = Vec::new();

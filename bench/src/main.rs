@@ -101,10 +101,8 @@ fn main() -> Result<(), Failure> {
 }
 
 fn measure(arguments: &Arguments) -> Result<(), Failure> {
-    let ground = Ground::new()?;
     let mut out = io::stdout();
-    let mut servers = Vec::new();
-    let mut facts = Vec::new();
+    let (mut servers, mut grounds, mut facts) = (Vec::new(), Vec::new(), Vec::new());
     for (nth, source) in arguments.server.iter().enumerate() {
         let (server, fact) = begin(source, token(arguments, nth)?)?;
         if let Some(fact) = fact {
@@ -112,13 +110,15 @@ fn measure(arguments: &Arguments) -> Result<(), Failure> {
             facts.push(json!({"server": server.name, "fact": fact}));
         }
         servers.push(server);
+        // Each has its own: servers hold names in a workspace while they sandbox there, and some remove those of others.
+        grounds.push(Ground::new()?);
     }
     writeln!(out)?;
     if let Some(count) = arguments.idle {
-        return idle::run(&servers, &ground, count.max(1));
+        return idle::run(&servers, &grounds, count.max(1));
     }
     if let Some(directory) = &arguments.scale {
-        return scale::run(&servers, &ground, directory);
+        return scale::run(&servers, &grounds, directory);
     }
     let names: Vec<String> = servers.iter().map(|server| server.name.clone()).collect();
     writeln!(out, "{}", table::heading(&names, arguments.acks))?;
@@ -126,7 +126,7 @@ fn measure(arguments: &Arguments) -> Result<(), Failure> {
     let mut lines = Vec::new();
     for row in rows::all() {
         if arguments.only.is_empty() || arguments.only.iter().any(|text| row.name.contains(text.as_str())) {
-            let line = run(row, &servers, &ground, &mut machine, arguments)?;
+            let line = run(row, &servers, &grounds, &mut machine, arguments)?;
             writeln!(out, "{}", line.text(servers.len()))?;
             lines.push(line.json(&names));
         }
@@ -135,7 +135,7 @@ fn measure(arguments: &Arguments) -> Result<(), Failure> {
 }
 
 /// One row, the servers in turn.
-fn run(row: Row, servers: &[Server], ground: &Ground, machine: &mut Machine, arguments: &Arguments) -> Result<Line, Failure> {
+fn run(row: Row, servers: &[Server], grounds: &[Ground], machine: &mut Machine, arguments: &Arguments) -> Result<Line, Failure> {
     let mut sides = Vec::new();
     for acks in if arguments.acks { &[Acks::Ordinary, Acks::AtOnce][..] } else { &[Acks::Ordinary] } {
         for server in servers {
@@ -149,7 +149,7 @@ fn run(row: Row, servers: &[Server], ground: &Ground, machine: &mut Machine, arg
         let counts = round > 0 || rounds <= 3;
         for (nth, side) in sides.iter_mut().enumerate() {
             let failed = |error| format!("{} of {}: {error}", row.name, servers[nth % servers.len()].name);
-            let taken = (row.measure)(side, ground).map_err(failed)?;
+            let taken = (row.measure)(side, &grounds[nth % servers.len()]).map_err(failed)?;
             // What a server does not offer is no number.
             if counts && !taken.is_nan() {
                 columns[nth].push(taken);
@@ -158,7 +158,7 @@ fn run(row: Row, servers: &[Server], ground: &Ground, machine: &mut Machine, arg
         if let Some((_, measure)) = row.limit
             && counts
         {
-            limit.push(measure(machine, ground)?);
+            limit.push(measure(machine, &grounds[0])?);
         }
     }
     Ok(Line { row, columns, limit })

@@ -24,7 +24,7 @@ type Point = (f64, f64);
 type Measure = fn(&Server, &Ground) -> Result<Vec<Point>, Failure>;
 
 /// Measures every growth of every server, prints tables, and draws.
-pub(crate) fn run(servers: &[Server], ground: &Ground, directory: &Path) -> Result<(), Failure> {
+pub(crate) fn run(servers: &[Server], grounds: &[Ground], directory: &Path) -> Result<(), Failure> {
     let rows: [(&str, &str, &str, &str, Measure); 7] = [
         ("sessions", "readFile 1 KiB, read-only policy, beside idle sessions", "sessions", "ms", sessions),
         ("entries", "readFile 1 KiB, reads restricted, second call of a policy", "entries", "ms", entries),
@@ -40,7 +40,7 @@ pub(crate) fn run(servers: &[Server], ground: &Ground, directory: &Path) -> Resu
         writeln!(out, "\n{title} ({y})\n\n| {x} | {} |", join(servers.iter().map(|server| server.name.clone())))?;
         writeln!(out, "|{}", "---|".repeat(servers.len() + 1))?;
         let mut series = Vec::new();
-        for server in servers {
+        for (server, ground) in servers.iter().zip(grounds) {
             let points = measure(server, ground).map_err(|error| format!("{title}, {}: {error}", server.name))?;
             series.push(Series { name: server.name.clone(), points });
         }
