@@ -128,10 +128,13 @@ pub fn is_mount_point(stat: &Stat) -> bool {
     FileType::from_raw_mode(stat.st_mode) == FileType::Directory && stat.st_mode & 0o7777 & !INHERITED == MARK
 }
 
-/// Whether it is one still: nobody made anything in it.
+/// Whether it is one still: nobody made anything in it. One that is gone by now is one too, and is made again: its last sandbox has
+/// just ended, and what was opened of it can be covered no more.
 pub(super) fn is_empty(path: &Path) -> bool {
-    let entries = open_directory(path).and_then(rustix::fs::Dir::new);
-    entries.is_ok_and(|entries| entries.flatten().all(|entry| matches!(entry.file_name().to_bytes(), b"." | b"..")))
+    match open_directory(path).and_then(rustix::fs::Dir::new) {
+        Ok(entries) => entries.flatten().all(|entry| matches!(entry.file_name().to_bytes(), b"." | b"..")),
+        Err(errno) => errno == Errno::NOENT,
+    }
 }
 
 /// Removes a mount point that no sandbox uses any more. Anything else that stands there by now stays.
@@ -184,6 +187,20 @@ mod tests {
         drop(second);
         remove(&path);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn one_that_is_removed_while_it_is_looked_at_is_made_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().canonicalize().unwrap().join(".git");
+        let point = Point::make(&path).unwrap().unwrap();
+        assert!(is_empty(&path));
+        fs::write(path.join("file"), "").unwrap();
+        assert!(!is_empty(&path), "control: somebody uses it as a directory");
+        fs::remove_file(path.join("file")).unwrap();
+        drop(point);
+        remove(&path);
+        assert!(is_empty(&path) && !path.exists(), "its last user ended between two looks");
     }
 
     #[test]
