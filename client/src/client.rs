@@ -75,6 +75,7 @@ impl ExecServerClient {
         resume: Option<String>,
     ) -> Result<(Self, JoinHandle<()>), ExecServerError> {
         let settings = Settings {
+            asks_for_binary: matches!(dialler, Dialler::Url { .. }),
             client_name: options.client_name.clone(),
             resume,
             take_over: options.take_over,

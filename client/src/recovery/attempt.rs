@@ -33,7 +33,7 @@ impl Core {
         }
         let is_resume = self.generation > 0;
         // Output may come before the answer.
-        self.takes_binary = true;
+        self.takes_binary = self.settings.asks_for_binary;
         let params = InitializeParams {
             client_name: self.settings.client_name.clone(),
             resume_session_id: self.session.clone(),
@@ -42,7 +42,7 @@ impl Core {
             keep_handles: self.settings.keep_handles,
             take_over: if is_resume { self.extensions.take_over } else { self.settings.take_over },
             retention_ms: self.settings.retention.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX)),
-            binary_frames: true,
+            binary_frames: self.settings.asks_for_binary,
         };
         self.send_own(Owner::Initialize, "initialize", &params, Again::Fail);
     }
@@ -87,7 +87,7 @@ impl Core {
         if let Some(link) = self.link() {
             self.outputs.push_back(Output::Send { link, text });
         }
-        self.takes_binary = result.binary_frames == Some(true);
+        self.takes_binary = self.settings.asks_for_binary && result.binary_frames == Some(true);
         let until = now + self.settings.initialize_timeout;
         if let Some(attempt) = self.attempt() {
             (attempt.step, attempt.until) = (Step::CatchingUp, until);

@@ -55,6 +55,9 @@ pub(crate) struct Settings {
     pub(crate) take_over: bool,
     pub(crate) keep_handles: bool,
     pub(crate) retention: Option<Duration>,
+    /// The way to the server carries messages with bytes, all the way: between a rendezvous and a server there may be somebody who
+    /// passes a request for them on, and their answers as what they are not.
+    pub(crate) asks_for_binary: bool,
     pub(crate) reconnect: bool,
     pub(crate) recovery_deadline: Duration,
     pub(crate) connect_timeout: Duration,

@@ -21,6 +21,7 @@ struct Bench {
 
 fn settings() -> Settings {
     Settings {
+        asks_for_binary: true,
         client_name: "test".to_owned(),
         resume: None,
         take_over: false,

@@ -108,6 +108,7 @@ impl World {
         let now = Instant::now();
         let mut random = Seeded(seed);
         let settings = Settings {
+            asks_for_binary: true,
             client_name: "simulated".to_owned(),
             resume: None,
             take_over: false,
