@@ -9,7 +9,7 @@ use portcullis_relay::keys::Identity;
 use portcullis_relay::noise::Binding;
 use portcullis_relay::registry::Registry;
 use portcullis_relay::segment::QueueError;
-use portcullis_relay::socket::Socket;
+use portcullis_relay::socket::{Socket, UNSENT, send_first};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,8 +20,6 @@ use tokio_tungstenite::tungstenite::Bytes;
 
 /// Messages in line in one direction.
 const QUEUE: usize = 128;
-/// Frames that the socket did not take yet: while there are so many no more are made.
-const UNSENT: usize = 64;
 /// Bytes of messages that the client did not take yet: one of the longest. While there are so many no frame is read.
 const UNTAKEN: usize = 64 << 20;
 /// How long what is left may take to leave at the end: a stream that closes has as long.
@@ -126,7 +124,7 @@ impl Drive {
             let takes = self.opened.is_none() && self.held.is_none();
             let reads = self.unsent.len() < UNSENT && self.untaken_bytes < UNTAKEN;
             tokio::select! {
-                sent = send_first(&self.socket.outgoing, &mut self.unsent) => {
+                sent = send_first(Some(&self.socket.outgoing), &mut self.unsent) => {
                     if !sent {
                         // Its reader finds the end, behind what came before it.
                         self.unsent.clear();
@@ -201,7 +199,7 @@ impl Drive {
             }
         }
         let until = Instant::now() + FAREWELL;
-        let left = async { while !self.unsent.is_empty() && send_first(&self.socket.outgoing, &mut self.unsent).await {} };
+        let left = async { while !self.unsent.is_empty() && send_first(Some(&self.socket.outgoing), &mut self.unsent).await {} };
         let _left = timeout_at(until, left).await;
         let _ended = self.socket.end(until.saturating_duration_since(Instant::now())).await;
         reason
@@ -210,18 +208,6 @@ impl Drive {
 
 fn now() -> std::time::Instant {
     Instant::now().into_std()
-}
-
-/// Sends the first frame, or waits for ever if there is none. False: the socket has ended.
-async fn send_first(outgoing: &mpsc::Sender<Bytes>, unsent: &mut VecDeque<Bytes>) -> bool {
-    if unsent.is_empty() {
-        return std::future::pending().await;
-    }
-    let Ok(permit) = outgoing.reserve().await else { return false };
-    if let Some(frame) = unsent.pop_front() {
-        permit.send(frame);
-    }
-    true
 }
 
 /// Gives the client its first message and answers its length, or waits for ever if there is none. None: the client is gone.

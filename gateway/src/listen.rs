@@ -69,26 +69,28 @@ pub async fn serve(url: ListenUrl, config: Config) -> Result<(), ListenError> {
         return Err(ListenError::NoTls(url));
     }
     let stop = CancellationToken::new();
-    let signals = stop_on_signals(stop.clone())?;
+    let mut signals = stop_on_signals(stop.clone())?;
     let served = match url {
         ListenUrl::Stdio => serve_stdio(config, &stop).await,
         url => serve_websocket(url, config, &stop).await,
     };
-    signals.abort();
-    let _aborted = signals.await;
+    signals.shutdown().await;
     served
 }
 
-pub(crate) fn stop_on_signals(stop: CancellationToken) -> Result<tokio::task::JoinHandle<()>, ListenError> {
+/// Cancels at SIGINT or SIGTERM, for as long as the one task that is answered is not dropped.
+pub(crate) fn stop_on_signals(stop: CancellationToken) -> Result<JoinSet<()>, ListenError> {
     let watch = |kind| signal(kind).map_err(|source| ListenError::Io { attempt: "watch for signals".to_owned(), source });
     let (mut interrupt, mut terminate) = (watch(SignalKind::interrupt())?, watch(SignalKind::terminate())?);
-    Ok(tokio::spawn(async move {
+    let mut watching = JoinSet::new();
+    watching.spawn(async move {
         tokio::select! {
             _signal = interrupt.recv() => {}
             _signal = terminate.recv() => {}
         }
         stop.cancel();
-    }))
+    });
+    Ok(watching)
 }
 
 async fn serve_stdio(config: Config, stop: &CancellationToken) -> Result<(), ListenError> {

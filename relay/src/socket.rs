@@ -4,6 +4,7 @@ use crate::frame::MAX_FRAME;
 use crate::wire::{self, Tls, Wire};
 use bytes::Bytes;
 use futures_util::{SinkExt as _, StreamExt as _};
+use std::collections::VecDeque;
 use std::time::Duration;
 use thiserror::Error;
 use tokio::sync::mpsc;
@@ -26,6 +27,9 @@ const PING: Duration = Duration::from_secs(30);
 /// How long the rendezvous may say nothing, a pong included, or take nothing; and how long what it sent may wait to be taken here, for
 /// as long as that does its silence is not noticed.
 const SILENCE: Duration = Duration::from_secs(60);
+
+/// Frames of whoever drives streams that its socket did not take yet: while there are so many no more are made.
+pub const UNSENT: usize = 64;
 
 /// An open WebSocket. Dropping both channels closes it.
 #[derive(Debug)]
@@ -99,6 +103,17 @@ impl Socket {
         carrier.shutdown().await;
         ended.ok().flatten().and_then(Result::ok)
     }
+}
+
+/// Sends the first frame, or waits for ever if there is none, or nowhere to send it. False: the socket has ended. Dropping the future
+/// loses nothing.
+pub async fn send_first(outgoing: Option<&mpsc::Sender<Bytes>>, unsent: &mut VecDeque<Bytes>) -> bool {
+    let Some(outgoing) = outgoing.filter(|_| !unsent.is_empty()) else { return std::future::pending().await };
+    let Ok(permit) = outgoing.reserve().await else { return false };
+    if let Some(frame) = unsent.pop_front() {
+        permit.send(frame);
+    }
+    true
 }
 
 async fn upgrade(url: &str, tls: Option<&Tls>) -> Result<WebSocketStream<Box<dyn Wire>>, DialError> {

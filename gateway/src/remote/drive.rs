@@ -13,7 +13,7 @@ use portcullis_relay::mux::{MAX_STREAMS, Mux, MuxInput, MuxOutput, StreamKey, VA
 use portcullis_relay::registry::{Registration, Registry, RegistryError};
 use portcullis_relay::retry::{Retries, Retry};
 use portcullis_relay::segment::{MAX_MESSAGE, QueueError};
-use portcullis_relay::socket::Socket;
+use portcullis_relay::socket::{Socket, UNSENT, send_first};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,8 +26,6 @@ use tokio_util::sync::CancellationToken;
 const QUEUE: usize = MAX_STREAMS;
 /// Streams with those that are over and whose links have not ended yet.
 const ATTACHED: usize = 2 * MAX_STREAMS;
-/// Frames that the socket did not take yet: while there are so many no more are made.
-const UNSENT: usize = 64;
 /// The first wait before dialling again, and the longest.
 const FIRST_WAIT: Duration = Duration::from_millis(500);
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
@@ -145,7 +143,7 @@ impl Drive {
             let outgoing = self.socket.as_ref().map(|socket| socket.outgoing.clone());
             let reads = self.unsent.len() < UNSENT;
             tokio::select! {
-                sent = send_first(outgoing, &mut self.unsent) => {
+                sent = send_first(outgoing.as_ref(), &mut self.unsent) => {
                     if !sent {
                         self.disconnected().await;
                     }
@@ -334,16 +332,6 @@ impl Drive {
         self.questions.shutdown().await;
         self.pumps.shutdown().await;
     }
-}
-
-/// Sends the first frame, or waits for ever if there is none, or nowhere to send it.
-async fn send_first(outgoing: Option<mpsc::Sender<Bytes>>, unsent: &mut VecDeque<Bytes>) -> bool {
-    let Some(outgoing) = outgoing.filter(|_| !unsent.is_empty()) else { return std::future::pending().await };
-    let Ok(permit) = outgoing.reserve().await else { return false };
-    if let Some(frame) = unsent.pop_front() {
-        permit.send(frame);
-    }
-    true
 }
 
 async fn receive(socket: Option<&mut Socket>) -> Option<Bytes> {

@@ -34,7 +34,7 @@ pub async fn run_forward(
     };
     let destination = Arc::new(Destination::new(destination, tls)?);
     let (stop, ended) = (CancellationToken::new(), CancellationToken::new());
-    let signals = stop_on_signals(stop.clone())?;
+    let mut signals = stop_on_signals(stop.clone())?;
     let mut stdin = pin!(stdin_ended(remote.exits_with_stdin));
     let registered = tokio::select! {
         registered = registered(&remote, &config) => registered?,
@@ -64,7 +64,6 @@ pub async fn run_forward(
     if !driving.is_finished() {
         let _lost_at_the_end = driving.await;
     }
-    signals.abort();
-    let _aborted = signals.await;
+    signals.shutdown().await;
     result
 }

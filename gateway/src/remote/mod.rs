@@ -98,7 +98,7 @@ pub async fn run_remote_environment(remote: RemoteEnvironmentConfig, config: Con
         return Err(ListenError::OpenHealth(address).into());
     }
     let stop = CancellationToken::new();
-    let signals = stop_on_signals(stop.clone())?;
+    let mut signals = stop_on_signals(stop.clone())?;
     let mut stdin = pin!(stdin_ended(remote.exits_with_stdin));
     let registered = tokio::select! {
         registered = registered(&remote, &config) => registered?,
@@ -154,8 +154,7 @@ pub async fn run_remote_environment(remote: RemoteEnvironmentConfig, config: Con
     if let Some(health) = health {
         health.end().await;
     }
-    signals.abort();
-    let _aborted = signals.await;
+    signals.shutdown().await;
     lost.map_or(Ok(()), Err)
 }
 
