@@ -132,10 +132,17 @@ pub(crate) struct Forward {
     pub(crate) environment_id: String,
     #[command(flatten)]
     pub(crate) registration: Registration,
-    /// With wss://: believe destinations whose certificate descends from one of these (PEM), instead of those that this machine believes.
+    #[command(flatten)]
+    pub(crate) tls: ClientTls,
+}
+
+/// Whom to believe, and what to show there.
+#[derive(Debug, Args)]
+pub(crate) struct ClientTls {
+    /// With wss://: believe servers whose certificate descends from one of these (PEM).
     #[arg(long, value_name = "FILE")]
     pub(crate) tls_ca: Option<PathBuf>,
-    /// With wss://: show this chain of certificates (PEM), where the destination asks for one.
+    /// With wss://: show this chain of certificates (PEM), where the server asks for one.
     #[arg(long, value_name = "FILE", requires_all = ["tls_ca", "tls_key"])]
     pub(crate) tls_cert: Option<PathBuf>,
     /// The key of --tls-cert (PEM).
@@ -292,15 +299,8 @@ pub(crate) struct Exec {
     /// With --remote it is the registry's, which may be in PORTCULLIS_HARNESS_TOKEN instead.
     #[arg(long, value_name = "FILE")]
     pub(crate) token_file: Option<PathBuf>,
-    /// With wss://: believe servers whose certificate descends from one of these (PEM).
-    #[arg(long, value_name = "FILE")]
-    pub(crate) tls_ca: Option<PathBuf>,
-    /// With wss://: show this chain of certificates (PEM), where the server asks for one.
-    #[arg(long, value_name = "FILE", requires_all = ["tls_ca", "tls_key"])]
-    pub(crate) tls_cert: Option<PathBuf>,
-    /// The key of --tls-cert (PEM).
-    #[arg(long, value_name = "FILE", requires = "tls_cert")]
-    pub(crate) tls_key: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) tls: ClientTls,
     /// As of `serve`, for the gateway that is started.
     #[arg(long)]
     pub(crate) allow_unprotected_metadata: bool,

@@ -1,7 +1,7 @@
 //! What `serve` asks of its clients, from its flags.
 
 use crate::Failure;
-use crate::args::{Auth, Exec, WsAuth};
+use crate::args::{Auth, ClientTls, WsAuth};
 use portcullis::client::Token;
 use portcullis::{Credential, SignedBearer, token_path};
 use std::ffi::OsStr;
@@ -57,12 +57,12 @@ pub(crate) fn tls(flags: &Auth) -> Result<Option<portcullis::Tls>, Failure> {
 }
 
 /// Whom to believe at a URL, and what to show there.
-pub(crate) fn client_tls(options: &Exec, url: &str) -> Result<Option<portcullis::client::Tls>, Failure> {
-    let Some(ca) = &options.tls_ca else { return Ok(None) };
+pub(crate) fn client_tls(flags: &ClientTls, url: &str) -> Result<Option<portcullis::client::Tls>, Failure> {
+    let Some(ca) = &flags.tls_ca else { return Ok(None) };
     if !url.starts_with("wss://") && !url.starts_with("https://") {
         return Err("--tls-ca is for wss:// and https:// URLs, and does nothing here".into());
     }
-    let own = options.tls_cert.as_deref().zip(options.tls_key.as_deref());
+    let own = flags.tls_cert.as_deref().zip(flags.tls_key.as_deref());
     Ok(Some(portcullis::client::Tls::from_files(ca, own)?))
 }
 

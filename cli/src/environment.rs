@@ -105,7 +105,7 @@ pub(crate) async fn reach(environment: &Environment, options: &Exec) -> Result<R
             connect
         }
     };
-    connect.tls = credential::client_tls(options, &connect.url)?;
+    connect.tls = credential::client_tls(&options.tls, &connect.url)?;
     connect.connect_timeout = environment.connect_timeout;
     connect.initialize_timeout = environment.initialize_timeout;
     let (client, task) = ExecServerClient::connect(&connect).await?;

@@ -50,14 +50,14 @@ pub(crate) async fn run(options: &Exec) -> Result<ExitCode, Failure> {
         task.await?;
         return done;
     }
-    if options.url.is_none() && (options.token_file.is_some() || options.tls_ca.is_some()) {
+    if options.url.is_none() && (options.token_file.is_some() || options.tls.tls_ca.is_some()) {
         return Err("--token-file and --tls-ca are for --url and --remote, and do nothing without them".into());
     }
     if let Some(url) = &options.url {
         let (url, token) = credential::of_server(url, options.token_file.as_deref())?;
         let mut connect = ExecServerClientConnectOptions::new(&url, "portcullis exec");
         connect.token = token;
-        connect.tls = credential::client_tls(options, &url)?;
+        connect.tls = credential::client_tls(&options.tls, &url)?;
         let (client, task) = ExecServerClient::connect(&connect).await?;
         let done = start_and_follow(&client, &params).await;
         drop(client);

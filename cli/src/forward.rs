@@ -2,8 +2,8 @@
 
 use crate::Failure;
 use crate::args::Forward;
+use crate::credential;
 use crate::remote;
-use portcullis::client::Tls;
 use portcullis::{Config, ExecServerRuntimePaths, RemoteEnvironmentConfig};
 
 /// Forwards until SIGINT or SIGTERM.
@@ -11,14 +11,7 @@ pub(crate) async fn run(options: &Forward) -> Result<(), Failure> {
     let credentials = remote::credentials(&options.registration)?;
     let mut environment = RemoteEnvironmentConfig::new(&options.remote, &options.environment_id, credentials);
     environment.exits_with_stdin = remote::exits_with_stdin(&options.registration)?;
-    let own = options.tls_cert.as_deref().zip(options.tls_key.as_deref());
-    let tls = match &options.tls_ca {
-        Some(_) if !options.connect.starts_with("wss://") => {
-            return Err("--tls-ca is for a wss:// URL of --connect, and does nothing here".into());
-        }
-        Some(ca) => Some(Tls::from_files(ca, own)?.config()),
-        None => None,
-    };
+    let tls = credential::client_tls(&options.tls, &options.connect)?.map(|tls| tls.config());
     let config = Config::new(ExecServerRuntimePaths::of_this_process()?);
     Ok(portcullis::run_forward(environment, &options.connect, tls, config).await?)
 }

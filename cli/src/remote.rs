@@ -95,7 +95,7 @@ pub(crate) fn connect(url: &str, options: &Exec) -> Result<ExecServerClientConne
     let environment_id = options.environment_id.clone().unwrap_or_default();
     let remote = RemoteExecServerConnectArgs { base_url: url.to_owned(), environment_id, token: Token::new(token) };
     let mut connect = ExecServerClientConnectOptions::remote(remote, "portcullis exec");
-    connect.tls = credential::client_tls(options, url)?;
+    connect.tls = credential::client_tls(&options.tls, url)?;
     Ok(connect)
 }
 
