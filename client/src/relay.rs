@@ -153,6 +153,8 @@ impl Drive {
                         self.harness.handle(HarnessInput::Close, now());
                     }
                 },
+                // Nobody else would end it: whoever dials may be out of time, and gone.
+                () = gone(self.opened.as_mut()) => return self.end("nobody waits for the stream any more".to_owned()).await,
                 () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
                     self.harness.handle(HarnessInput::Timer, now());
                 }
@@ -224,5 +226,50 @@ async fn take(outgoing: Option<&mut mpsc::Receiver<String>>) -> Option<String> {
     match outgoing {
         Some(outgoing) => outgoing.recv().await,
         None => std::future::pending().await,
+    }
+}
+
+/// Waits until nobody waits for the stream to open any more; for ever once it is.
+async fn gone(opened: Option<&mut oneshot::Sender<()>>) {
+    match opened {
+        Some(opened) => opened.closed().await,
+        None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::task::JoinSet;
+    use tokio::time::timeout;
+
+    #[tokio::test]
+    async fn a_stream_that_nobody_waits_for_any_more_ends() {
+        let identity = Identity::generate().unwrap();
+        let binding = Binding { environment: "box", registration: "one", stream: "stream" };
+        let harness = Harness::start(&identity, &identity.public_keys(), binding, "may", now()).unwrap();
+        let ((to_socket, mut sent), (_from_rendezvous, received)) = (mpsc::channel(16), mpsc::channel(16));
+        let mut carrier = JoinSet::new();
+        carrier.spawn(async move {
+            while sent.recv().await.is_some() {}
+            "closed".to_owned()
+        });
+        let (opened, waits) = oneshot::channel();
+        let drive = Drive {
+            harness,
+            socket: Socket { outgoing: to_socket, incoming: received, carrier },
+            outgoing: None,
+            incoming: None,
+            opened: Some(opened),
+            unsent: VecDeque::new(),
+            untaken: VecDeque::new(),
+            untaken_bytes: 0,
+            held: None,
+        };
+        let driving = drive.run();
+        drop(waits);
+        // The executor would have ten seconds for its answer.
+        let reason = timeout(Duration::from_secs(5), driving).await.expect("it ends at once");
+        assert_eq!(reason, "nobody waits for the stream any more");
     }
 }
