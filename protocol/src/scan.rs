@@ -287,6 +287,8 @@ mod tests {
                 .as_str(),
             &within(&format!(r#"{{"dataBase64":"{}","path":"file:///x"}}"#, "A".repeat(BULK))),
             &within(&format!("{}{}", "[".repeat(30), "]".repeat(30))),
+            &format!(r#"{{"x":{{"chunk":"{}"}},"method":"m","params":{{"chunk":""}}}}"#, "A".repeat(BULK)),
+            &format!(r#"{{"method":"m","params":{{"a":{{"chunk":"{}"}}}},"x":{{"chunk":"{0}"}}}}"#, "A".repeat(BULK)),
         ] {
             assert!(agreed(text.as_bytes()), "{text}");
         }

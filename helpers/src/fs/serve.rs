@@ -103,7 +103,8 @@ where
             woken.map_err(ServeError::Wait)?;
             let (received, has_more) = {
                 let mut inlet = lock(&self.inlet);
-                (inlet.next(self.socket.as_fd(), Wait::No)?, inlet.has_frame())
+                // Nobody else could read on in the middle of a frame, and the gateway sends whole ones.
+                (inlet.next(self.socket.as_fd(), Wait::Rest)?, inlet.has_frame())
             };
             // Somebody must be woken by the next request from here on.
             let arm = || epoll::modify(&self.arrivals, &self.socket, EventData::new_u64(0), armed(has_more));
@@ -214,7 +215,7 @@ mod tests {
 
         fn reply(&mut self) -> (FsReply, Vec<u8>) {
             let Received::Frame(frame, _none) = self.inlet.next(self.socket.as_fd(), Wait::Yes).unwrap() else { panic!() };
-            (decode(&frame.body).unwrap(), frame.payload)
+            (decode(&frame.body).unwrap(), frame.payload.to_vec())
         }
 
         fn end(self) -> Result<(), ServeError> {
