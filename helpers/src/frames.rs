@@ -114,6 +114,29 @@ impl Inlet {
 
 /// Sends what the socket takes now, or at least one byte if `wait`; the descriptor goes with the first byte.
 pub(crate) fn send(socket: BorrowedFd<'_>, bytes: &[u8], descriptor: Option<BorrowedFd<'_>>, wait: Wait) -> Result<usize, Errno> {
+    send_some(socket, [bytes, &[]], descriptor, wait)
+}
+
+/// Sends all bytes, waiting as long as the peer makes us.
+pub(crate) fn send_all(socket: BorrowedFd<'_>, bytes: &[u8], descriptor: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
+    send_parts(socket, [bytes, &[]], descriptor)
+}
+
+/// The same for a frame whose payload is in its own buffer.
+pub(crate) fn send_parts(
+    socket: BorrowedFd<'_>,
+    [head, payload]: [&[u8]; 2],
+    mut descriptor: Option<BorrowedFd<'_>>,
+) -> Result<(), Errno> {
+    let mut sent = 0;
+    while sent < head.len() + payload.len() {
+        let rest = [&head[sent.min(head.len())..], &payload[sent.saturating_sub(head.len())..]];
+        sent += send_some(socket, rest, descriptor.take(), Wait::Yes)?;
+    }
+    Ok(())
+}
+
+fn send_some(socket: BorrowedFd<'_>, parts: [&[u8]; 2], descriptor: Option<BorrowedFd<'_>>, wait: Wait) -> Result<usize, Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     let descriptors = descriptor.map(|descriptor| [descriptor]);
@@ -123,20 +146,11 @@ pub(crate) fn send(socket: BorrowedFd<'_>, bytes: &[u8], descriptor: Option<Borr
     }
     let flags = if wait == Wait::Yes { SendFlags::empty() } else { SendFlags::DONTWAIT } | SendFlags::NOSIGNAL;
     loop {
-        match sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags) {
+        match sendmsg(socket, &parts.map(IoSlice::new), &mut control, flags) {
             Err(Errno::INTR) => {}
             other => return other,
         }
     }
-}
-
-/// Sends all bytes, waiting as long as the peer makes us.
-pub(crate) fn send_all(socket: BorrowedFd<'_>, mut bytes: &[u8], mut descriptor: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
-    while !bytes.is_empty() {
-        let sent = send(socket, bytes, descriptor.take(), Wait::Yes)?;
-        bytes = &bytes[sent..];
-    }
-    Ok(())
 }
 
 #[cfg(test)]
