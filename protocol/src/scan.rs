@@ -6,8 +6,9 @@
 
 /// Objects and arrays in each other, the message included. Policies have six or so; more than serde's 128 it must not be.
 const DEPTH: u32 = 32;
-/// Members of one object: each is compared with those before it, and an environment has a hundred.
-const MEMBERS: usize = 256;
+/// Members of one object: each is compared with those before it, so this bounds what a message full of objects costs. Beyond it the
+/// names are hashed.
+const MEMBERS: usize = 64;
 /// Digits of a number: as many as any `i64` has at least.
 const DIGITS: usize = 18;
 /// Bytes looked at in one step: a few of the widest registers.
