@@ -505,6 +505,10 @@ fn what_is_not_granted_is_not_there() {
     }
     let (outcome, _) = spawner.run(&place.in_workspace(&format!("ls {}", place.outside.display())), Some(&place.policy()));
     assert_eq!(outcome.stdout, "file\n", "the control");
+    // Without the machine's tree the processes are the sandbox's own, too, wherever they are with it.
+    let own = "read pid rest < /proc/self/stat && test $pid = $$ || exit 3";
+    let with_tree = spawner.run(&place.in_workspace(own), Some(&place.policy())).0.status;
+    assert_eq!(spawner.run(&place.in_workspace(own), Some(&narrow)).0.status, with_tree);
     spawner.close();
 }
 
