@@ -5,3 +5,4 @@ pub(crate) mod launch;
 pub(crate) mod pty;
 pub(crate) mod pump;
 pub(crate) mod running;
+mod source;
