@@ -8,6 +8,7 @@ use super::launch::Ends;
 use super::pty;
 use super::running::Running;
 use super::source::Source;
+use crate::budget::Budget;
 use crate::helper::socket::watch_fd;
 use crate::helper::spawner::{Child, Ended, KILL, Spawner};
 use bytes::Bytes;
@@ -25,6 +26,7 @@ use std::task::Poll;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::{Instant, sleep_until};
 
 /// Bytes of one event at most; clients of this wire count on it.
 pub(crate) const CHUNK: usize = 8192;
@@ -152,7 +154,7 @@ pub(crate) struct Pump {
 struct SessionGone;
 
 impl Pump {
-    /// A pump for a child that runs; `key` names it in what it feeds.
+    /// A pump for a child that runs; `key` names it in what it feeds. `pipes` is what all pipes may grow by.
     pub(crate) fn new(
         key: u64,
         child: Child,
@@ -160,10 +162,11 @@ impl Pump {
         spawner: Spawner,
         feeds: mpsc::Sender<(u64, Feed)>,
         running: Running,
+        pipes: &Budget,
     ) -> io::Result<(Self, Controls)> {
         let mut sources = Vec::new();
         for (stream, fd) in ends.sources {
-            sources.push(Source::new(stream, fd)?);
+            sources.push(Source::new(stream, fd, pipes)?);
         }
         let sink = ends.sink.map(|fd| watch_fd(fd, Interest::WRITABLE)).transpose()?;
         let (orders, ordered) = watch::channel(Orders::default());
@@ -203,6 +206,7 @@ impl Pump {
                 return self.feed(Feed::Closed).await;
             }
             let credit = self.credit();
+            let quiet = self.sources.iter().filter_map(Source::deadline).min();
             let takes_input = self.sink.is_some() && self.writing.is_none();
             tokio::select! {
                 changed = self.orders.changed() => changed.map_err(|_| SessionGone)?,
@@ -214,6 +218,9 @@ impl Pump {
                     None => self.sink = None,
                 },
                 written = write_some(self.sink.as_ref(), self.writing.as_ref()), if self.writing.is_some() => self.wrote(written).await?,
+                () = sleep_until(quiet.unwrap_or_else(Instant::now)), if quiet.is_some() => {
+                    self.sources.iter_mut().for_each(|source| source.settle(Instant::now()));
+                }
             }
         }
     }

@@ -1,9 +1,11 @@
 //! Where the output of a process comes from, and how much of it is read at a time.
 //!
 //! A process that writes a line gets a small buffer, and its line goes on at once. One that writes more than is read finds larger
-//! reads: each costs a wake and a lock that its writer wants too, however much it brings.
+//! reads: each costs a wake and a lock that its writer wants too, however much it brings. See [`super::pipe`] for its pipe.
 
+use super::pipe::Pipe;
 use super::pump::CHUNK;
+use crate::budget::Budget;
 use crate::helper::socket::watch_fd;
 use bytes::Bytes;
 use portcullis_protocol::event::Stream;
@@ -14,6 +16,7 @@ use std::os::fd::OwnedFd;
 use std::task::{Context, Poll};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use tokio::time::Instant;
 
 /// Bytes of one read at most: what a pipe holds that nobody made larger.
 const MOST: usize = 64 << 10;
@@ -25,12 +28,15 @@ pub(super) struct Source {
     fd: AsyncFd<OwnedFd>,
     /// Bytes that the next read asks for.
     wanted: usize,
+    /// None for a terminal.
+    pipe: Option<Pipe>,
 }
 
 impl Source {
-    /// Watches a descriptor that does not block.
-    pub(super) fn new(stream: Stream, fd: OwnedFd) -> io::Result<Self> {
-        Ok(Self { stream, fd: watch_fd(fd, Interest::READABLE)?, wanted: CHUNK })
+    /// Watches a descriptor that does not block. If it is a pipe it may grow, by what is left of the budget.
+    pub(super) fn new(stream: Stream, fd: OwnedFd, pipes: &Budget) -> io::Result<Self> {
+        let pipe = Pipe::of(&fd, pipes);
+        Ok(Self { stream, fd: watch_fd(fd, Interest::READABLE)?, wanted: CHUNK, pipe })
     }
 
     pub(super) fn descriptor(&self) -> &OwnedFd {
@@ -64,12 +70,35 @@ impl Source {
         }
     }
 
+    /// When [`Self::settle`] is due.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.pipe.as_ref().and_then(Pipe::deadline)
+    }
+
+    /// Gives back what the pipe does not need any more.
+    pub(super) fn settle(&mut self, now: Instant) {
+        if let Some(pipe) = &mut self.pipe {
+            pipe.settle(self.fd.get_ref(), now);
+        }
+    }
+
     /// What a read brought says how much the next one is worth asking for.
     fn learn(&mut self, length: usize, credit: usize) {
+        if let Some(pipe) = &mut self.pipe {
+            pipe.was_read(self.fd.get_ref(), length, Instant::now());
+        }
         if length >= self.wanted {
             self.wanted = (self.wanted * 2).min(MOST);
         } else if length < self.wanted / 4 && length < credit {
             self.wanted = (self.wanted / 2).max(CHUNK);
+        }
+    }
+}
+
+impl Drop for Source {
+    fn drop(&mut self) {
+        if let Some(pipe) = &mut self.pipe {
+            pipe.shrink(self.fd.get_ref());
         }
     }
 }

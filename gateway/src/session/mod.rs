@@ -80,6 +80,8 @@ pub(crate) struct SessionConfig {
     pub(crate) most_processes: usize,
     /// What it shares of those of all sessions.
     pub(crate) processes: Places,
+    /// Bytes that pipes of all processes may grow by.
+    pub(crate) pipes: Budget,
 }
 
 /// The processes of all sessions that may live at a time.
