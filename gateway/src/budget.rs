@@ -30,6 +30,12 @@ struct Pool {
 /// Bytes taken out of a budget; they return when it is dropped.
 #[derive(Debug)]
 pub struct Charge {
+    /// Boxed: each queue of messages has room for 32 of them from the start, also while it is idle.
+    _taken: Box<Taken>,
+}
+
+#[derive(Debug)]
+struct Taken {
     _own: OwnedSemaphorePermit,
     _reserve: Option<OwnedSemaphorePermit>,
     _whole: Option<OwnedSemaphorePermit>,
@@ -48,7 +54,7 @@ impl Budget {
 
     /// The same at once or not at all, of a budget that is no part of another one.
     pub(crate) fn try_charge(&self, bytes: usize) -> Option<Charge> {
-        Some(Charge { _own: self.own.try_take(bytes)?, _reserve: None, _whole: None })
+        Some(Charge { _taken: Box::new(Taken { _own: self.own.try_take(bytes)?, _reserve: None, _whole: None }) })
     }
 
     /// Waits until so many bytes are free, in order of arrival. What is larger than the whole takes the whole: it goes alone.
@@ -60,7 +66,7 @@ impl Budget {
             Some(whole) if reserve.is_none() => Some(whole.take(bytes).await),
             Some(_) | None => None,
         };
-        Charge { _own: own, _reserve: reserve, _whole: whole }
+        Charge { _taken: Box::new(Taken { _own: own, _reserve: reserve, _whole: whole }) }
     }
 }
 

@@ -45,10 +45,13 @@ impl Pipe {
         Some(Self { made, full: 0, growth: None, budget: budget.clone() })
     }
 
-    /// A read brought so many bytes. Writers leave pages partly empty, so half of what it was made for is taken as full.
-    pub(super) fn was_read(&mut self, fd: impl AsFd, bytes: usize, now: Instant) {
+    /// A read brought so many bytes of so many that it asked for. Writers leave pages partly empty, so half of what the pipe was
+    /// made for is taken as full. One that asked for less says nothing, unless it got even less.
+    pub(super) fn was_read(&mut self, fd: impl AsFd, bytes: usize, asked: usize, now: Instant) {
         if bytes < self.made / 2 {
-            self.full = 0;
+            if bytes < asked {
+                self.full = 0;
+            }
             return;
         }
         match &mut self.growth {
@@ -121,7 +124,7 @@ mod tests {
             for _time in 0..times {
                 let written = write(&self.writer, &vec![0; self.size()]).unwrap();
                 let bytes = read(&self.reader, vec![0; written].as_mut_slice()).unwrap();
-                self.pipe.was_read(&self.reader, bytes, now);
+                self.pipe.was_read(&self.reader, bytes, bytes, now);
             }
         }
     }
@@ -133,8 +136,9 @@ mod tests {
         let made = ends.size();
         assert!(made < GROWN);
         ends.flood(FULL - 1, now);
-        ends.pipe.was_read(&ends.reader, 1, now);
+        ends.pipe.was_read(&ends.reader, 1, 2, now);
         ends.flood(FULL - 1, now);
+        ends.pipe.was_read(&ends.reader, 1, 1, now);
         assert_eq!(ends.size(), made, "not so many times in a row");
         ends.flood(1, now);
         assert_eq!(ends.size(), GROWN);

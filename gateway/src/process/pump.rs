@@ -138,7 +138,7 @@ pub(crate) struct Pump {
     input: mpsc::Receiver<Vec<u8>>,
     /// The chunk that is being written, and how much of it was.
     writing: Option<(Vec<u8>, usize)>,
-    feeds: mpsc::Sender<(u64, Feed)>,
+    feeds: mpsc::Sender<(u64, Box<Feed>)>,
     read: u64,
     /// The number of the last signal that was sent.
     signalled: u64,
@@ -160,7 +160,7 @@ impl Pump {
         child: Child,
         ends: Ends,
         spawner: Spawner,
-        feeds: mpsc::Sender<(u64, Feed)>,
+        feeds: mpsc::Sender<(u64, Box<Feed>)>,
         running: Running,
         pipes: &Budget,
     ) -> io::Result<(Self, Controls)> {
@@ -348,7 +348,7 @@ impl Pump {
     }
 
     async fn feed(&self, feed: Feed) -> Result<(), SessionGone> {
-        self.feeds.send((self.key, feed)).await.map_err(|_| SessionGone)
+        self.feeds.send((self.key, Box::new(feed))).await.map_err(|_| SessionGone)
     }
 }
 

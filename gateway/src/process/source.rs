@@ -18,8 +18,9 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::time::Instant;
 
-/// Bytes of one read at most: what a pipe holds that nobody made larger.
+/// Bytes of one read at most: what a pipe holds as it is made, and twice that of one that has grown.
 const MOST: usize = 64 << 10;
+const MOST_OF_GROWN: usize = 128 << 10;
 
 /// One pipe or terminal, until its end.
 #[derive(Debug)]
@@ -85,10 +86,11 @@ impl Source {
     /// What a read brought says how much the next one is worth asking for.
     fn learn(&mut self, length: usize, credit: usize) {
         if let Some(pipe) = &mut self.pipe {
-            pipe.was_read(self.fd.get_ref(), length, Instant::now());
+            pipe.was_read(self.fd.get_ref(), length, self.wanted.min(credit), Instant::now());
         }
         if length >= self.wanted {
-            self.wanted = (self.wanted * 2).min(MOST);
+            let has_grown = self.deadline().is_some();
+            self.wanted = (self.wanted * 2).min(if has_grown { MOST_OF_GROWN } else { MOST });
         } else if length < self.wanted / 4 && length < credit {
             self.wanted = (self.wanted / 2).max(CHUNK);
         }
