@@ -5,6 +5,10 @@
 //! architecture, and `"head"` lists rules that seccompiler cannot express: calls with an error number of their own, and calls
 //! that are newer than its tables. The head is assembled here and stands before the compiled program. Every rule must have a
 //! comment.
+//!
+//! seccompiler compares a call with one rule after the other, hundreds of them, and the kernel tries every call there is when a
+//! program is installed. So what is decided by the number alone is decided by a search tree between head and compiled program, and
+//! only rules about arguments are left to that.
 
 use seccompiler::{TargetArch, sock_filter};
 use serde_json::{Map, Value, json};
@@ -32,16 +36,25 @@ fn main() {
         let json: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
         let filter = json.get(table).unwrap_or_else(|| panic!("{}: no member `{table}`", file.display()));
         for (name, arch, audit) in ARCHITECTURES {
-            let mut program = head(filter, name, audit);
-            program.extend(body(table, filter, name, arch));
+            let rules = rules(table, filter, name);
+            let all = compile(table, filter, &rules, arch);
+            let of_arguments: Vec<_> = rules.into_iter().filter(|rule| rule.get("args").is_some()).collect();
+            let head = head(filter, name);
+            let program = program(audit, head, &verdicts(&all, audit), compile(table, filter, &of_arguments, arch));
+            // The tree says of every number what seccompiler would have.
+            for number in (0..CALLS).chain([FIRST_X32_CALL - 1]) {
+                let decided = verdict(&all, audit, number);
+                let is_same = decided.is_none() || decided == verdict(&program, audit, number);
+                assert!(is_same || is_in_head(filter, name, number), "{table} for {name}: call {number} is decided anew");
+            }
             assert!(program.len() <= MAX_PROGRAM, "{table}: {} instructions", program.len());
             fs::write(out.join(format!("{table}.{name}.bpf")), bytes(&program)).expect("OUT_DIR is writable");
         }
     }
 }
 
-/// What seccompiler compiles.
-fn body(table: &str, filter: &Value, arch: &str, target: TargetArch) -> Vec<sock_filter> {
+/// The rules in seccompiler's format, one call each.
+fn rules(table: &str, filter: &Value, arch: &str) -> Vec<Value> {
     let mut rules = Vec::new();
     let mut unconditional = HashSet::new();
     let mut conditional = HashSet::new();
@@ -67,31 +80,49 @@ fn body(table: &str, filter: &Value, arch: &str, target: TargetArch) -> Vec<sock
     // seccompiler would let the conditions win, whatever was meant.
     let both: Vec<_> = unconditional.intersection(&conditional).collect();
     assert!(both.is_empty(), "{table}: {both:?} stand with and without arguments");
+    rules
+}
+
+fn compile(table: &str, filter: &Value, rules: &[Value], target: TargetArch) -> Vec<sock_filter> {
     let plain = json!({ table: {
         "mismatch_action": filter["mismatch_action"],
         "match_action": filter["match_action"],
         "filter": rules,
     }});
-    let mut programs = seccompiler::compile_from_json(plain.to_string().as_bytes(), target)
-        .unwrap_or_else(|error| panic!("{table} for {arch}: {error}"));
+    let mut programs =
+        seccompiler::compile_from_json(plain.to_string().as_bytes(), target).unwrap_or_else(|error| panic!("{table}: {error}"));
     programs.remove(table).expect("compiled under its name")
 }
 
-/// Classic BPF: returns an error for the calls of the head, and for x32 calls; falls through to the body otherwise, also for a
-/// foreign architecture, which the body ends with SIGSYS.
-fn head(filter: &Value, arch: &str, audit: u32) -> Vec<sock_filter> {
-    const LOAD: u16 = 0x20;
-    const EQUAL: u16 = 0x15;
-    const AT_LEAST: u16 = 0x35;
-    const RETURN: u16 = 0x06;
-    const ERRNO: u32 = 0x0005_0000;
-    const OFFSET_OF_CALL: u32 = 0;
-    const OFFSET_OF_ARCHITECTURE: u32 = 4;
-    const FIRST_X32_CALL: u32 = 0x4000_0000;
+/// Classic BPF, `linux/bpf_common.h`: load a word of the call, jumps, return.
+const LOAD: u16 = 0x20;
+const JUMP: u16 = 0x05;
+const EQUAL: u16 = 0x15;
+const AT_LEAST: u16 = 0x35;
+const RETURN: u16 = 0x06;
+
+/// Offsets in `struct seccomp_data` of `linux/seccomp.h`.
+const OFFSET_OF_CALL: u32 = 0;
+const OFFSET_OF_ARCHITECTURE: u32 = 4;
+
+/// `SECCOMP_RET_ERRNO`.
+const ERRNO: u32 = 0x0005_0000;
+
+const FIRST_X32_CALL: u32 = 0x4000_0000;
+
+/// No call has this number or a higher one; Linux 6.18 has less than 500.
+const CALLS: u32 = 1024;
+
+fn instruction(code: u16, jt: usize, jf: usize, k: u32) -> sock_filter {
+    let near = |jump: usize| u8::try_from(jump).expect("a jump is short");
+    sock_filter { code, jt: near(jt), jf: near(jf), k }
+}
+
+/// Returns an error for the calls of the head, and for x32 calls; falls through otherwise. The number of the call is loaded.
+fn head(filter: &Value, arch: &str) -> Vec<sock_filter> {
     const ENOSYS: u32 = 38;
 
-    let instruction = |code, jt, jf, k| sock_filter { code, jt, jf, k };
-    let mut checks = vec![instruction(LOAD, 0, 0, OFFSET_OF_CALL)];
+    let mut checks = Vec::new();
     if arch == "x86_64" {
         // x32 calls have other numbers for the calls that the tables name. No program needs them; a kernel without them says
         // ENOSYS.
@@ -100,17 +131,81 @@ fn head(filter: &Value, arch: &str, audit: u32) -> Vec<sock_filter> {
     }
     for rule in list(filter, "head").iter().filter(|rule| is_for(rule, arch)) {
         comment(rule);
-        let number = |member: &str| {
-            let number = rule[member].as_u64().unwrap_or_else(|| panic!("`{member}` in {rule}"));
-            u32::try_from(number).expect("fits")
-        };
-        checks.push(instruction(EQUAL, 0, 1, number("number")));
-        checks.push(instruction(RETURN, 0, 0, ERRNO | number("errno")));
+        checks.push(instruction(EQUAL, 0, 1, number(rule, "number")));
+        checks.push(instruction(RETURN, 0, 0, ERRNO | number(rule, "errno")));
     }
-    let skip = u8::try_from(checks.len()).expect("a head is shorter than a jump");
-    let mut program = vec![instruction(LOAD, 0, 0, OFFSET_OF_ARCHITECTURE), instruction(EQUAL, 0, skip, audit)];
-    program.extend(checks);
-    program
+    checks
+}
+
+fn is_in_head(filter: &Value, arch: &str, call: u32) -> bool {
+    list(filter, "head").iter().any(|rule| is_for(rule, arch) && number(rule, "number") == call)
+}
+
+fn number(rule: &Value, member: &str) -> u32 {
+    let number = rule[member].as_u64().unwrap_or_else(|| panic!("`{member}` in {rule}"));
+    u32::try_from(number).expect("fits")
+}
+
+/// What a program answers to a call by its number alone; none if it looks at arguments.
+fn verdict(program: &[sock_filter], audit: u32, call: u32) -> Option<u32> {
+    let (mut at, mut loaded) = (0, 0);
+    loop {
+        let sock_filter { code, jt, jf, k } = program[at];
+        at += 1;
+        let mut jump = |condition| at += usize::from(if condition { jt } else { jf });
+        match code {
+            LOAD if k == OFFSET_OF_CALL => loaded = call,
+            LOAD if k == OFFSET_OF_ARCHITECTURE => loaded = audit,
+            LOAD => return None,
+            JUMP => at += k as usize,
+            EQUAL => jump(loaded == k),
+            AT_LEAST => jump(loaded >= k),
+            RETURN => return Some(k),
+            other => panic!("seccompiler wrote instruction {other:#x}"),
+        }
+    }
+}
+
+/// Where the verdict changes, from call 0 up to all above.
+fn verdicts(program: &[sock_filter], audit: u32) -> Vec<(u32, Option<u32>)> {
+    let mut ranges: Vec<(u32, Option<u32>)> = Vec::new();
+    for call in 0..CALLS {
+        let verdict = verdict(program, audit, call);
+        if ranges.last().is_none_or(|(_, last)| *last != verdict) {
+            ranges.push((call, verdict));
+        }
+    }
+    ranges
+}
+
+/// Head, tree and rest. Of a foreign architecture the rest alone decides, which ends it with SIGSYS.
+fn program(audit: u32, head: Vec<sock_filter>, ranges: &[(u32, Option<u32>)], rest: Vec<sock_filter>) -> Vec<sock_filter> {
+    let mut checks = [vec![instruction(LOAD, 0, 0, OFFSET_OF_CALL)], head, tree(ranges)].concat();
+    let length = checks.len();
+    for (at, check) in checks.iter_mut().enumerate() {
+        // What the tree leaves open.
+        if check.code == JUMP {
+            check.k = u32::try_from(length - at - 1).expect("a program is short");
+        }
+    }
+    let over = u32::try_from(length).expect("a program is short");
+    let begin = [instruction(LOAD, 0, 0, OFFSET_OF_ARCHITECTURE), instruction(EQUAL, 1, 0, audit), instruction(JUMP, 0, 0, over)];
+    [begin.to_vec(), checks, rest].concat()
+}
+
+/// Finds the range of a loaded number. Jumps lead nowhere yet.
+fn tree(ranges: &[(u32, Option<u32>)]) -> Vec<sock_filter> {
+    match ranges {
+        [] => Vec::new(),
+        [(_, Some(verdict))] => vec![instruction(RETURN, 0, 0, *verdict)],
+        [(_, None)] => vec![instruction(JUMP, 0, 0, 0)],
+        _several => {
+            let (below, above) = ranges.split_at(ranges.len() / 2);
+            let left = tree(below);
+            let choice = instruction(AT_LEAST, left.len(), 0, above[0].0);
+            [vec![choice], left, tree(above)].concat()
+        }
+    }
 }
 
 fn list<'a>(filter: &'a Value, member: &str) -> &'a [Value] {

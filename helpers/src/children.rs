@@ -11,6 +11,8 @@ pub(crate) enum Name {
     Process(u64),
     /// An fs worker.
     Worker(u64),
+    /// An init that waits for an order.
+    Spare(Pid),
 }
 
 /// Children by name and by process id.

@@ -5,12 +5,13 @@ use crate::cover::Covers;
 use crate::frames::send_all;
 use crate::keeper::{EXIT_FAILED, Keeper, KeeperReport, leave_standard, tell};
 use crate::launch::{self, Order, failed};
+use crate::spare::{self, Ends};
 use crate::sys::{self, Fork};
 use crate::told::Told;
 use portcullis_protocol::helper::{Deframer, HEADER, MAX_BODY, Step, StepFailed, decode, encode};
 use portcullis_protocol::path::Bytes;
 use portcullis_sandbox::compiled::Compiled;
-use portcullis_sandbox::enforce::{self, Choices, EnforceError, Own};
+use portcullis_sandbox::enforce::{self, Choices, EnforceError, Made, Own};
 use portcullis_sandbox::mounts::{Found, Plan};
 use portcullis_sandbox::namespaces;
 use portcullis_sandbox::policy::Policy;
@@ -27,21 +28,47 @@ use std::os::unix::ffi::OsStrExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
-/// What init is given beside its order.
-#[derive(Debug)]
-pub(crate) struct Given {
-    /// Where a launcher reports.
-    pub(crate) result: OwnedFd,
-    pub(crate) tether: OwnedFd,
-    /// The effective user and group outside, if this is a new user namespace.
-    pub(crate) ids: Option<(u32, u32)>,
+/// Makes the sandbox, starts the program and serves until the end of both, in the first process of new namespaces. `ids` are the
+/// effective user and group outside, if it is in a new user namespace too.
+pub(crate) fn run(order: Order, ends: Ends, ids: Option<(u32, u32)>) -> ! {
+    go(order, ends, || begin(ids).map(|()| Made { user: ids.is_some(), network: false }))
 }
 
-/// Makes the sandbox, starts the program and serves until the end of both, in the first process of new namespaces.
-pub(crate) fn run(order: Order, given: Given) -> ! {
-    let Given { result, tether, ids } = given;
+/// Waits for an order in the first process of new namespaces but of mounts, with a network of its own, and goes on with it as
+/// [`run`].
+pub(crate) fn wait(way: &OwnedFd, ids: Option<(u32, u32)>) -> ! {
     // A panic must not unwind into the spawner's frames, of which this process has a copy.
-    let ended = catch_unwind(AssertUnwindSafe(|| prepare(order, result.as_fd(), tether.as_fd(), ids)));
+    let waited = catch_unwind(|| {
+        let is_ready = spare::leave_spawner(way) && begin(ids).is_ok() && namespaces::own_network().is_ok();
+        if is_ready { spare::wait(way) } else { None }
+    });
+    match waited {
+        Ok(Some((order, ends))) => go(order, ends, || {
+            // As the machine's are now.
+            namespaces::own_mounts()?;
+            Ok(Made { user: ids.is_some(), network: true })
+        }),
+        Ok(None) => sys::end(0),
+        Err(_panic) => sys::end(EXIT_FAILED),
+    }
+}
+
+/// What has to be done in new namespaces before they are used, whatever for.
+fn begin(ids: Option<(u32, u32)>) -> Result<(), StepFailed> {
+    // Out of the reach of whatever signals the spawner's group.
+    rustix::process::setsid().map_err(launch::machine("start a session"))?;
+    // Users first: whatever else is made belongs to their namespace.
+    if let Some((user, group)) = ids {
+        namespaces::map_ids(user, group)?;
+    }
+    // No process of the same user may look at the copy of the spawner's memory.
+    set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(launch::machine("hide the memory of init"))
+}
+
+fn go(order: Order, ends: Ends, make: impl FnOnce() -> Result<Made, StepFailed>) -> ! {
+    let Ends { result, tether } = ends;
+    // A panic must not unwind into the spawner's frames, of which this process has a copy.
+    let ended = catch_unwind(AssertUnwindSafe(|| prepare(order, result.as_fd(), tether.as_fd(), make)));
     let failure = match ended {
         Ok(Ok(keeper)) => {
             drop(result);
@@ -55,7 +82,12 @@ pub(crate) fn run(order: Order, given: Given) -> ! {
     sys::end(EXIT_FAILED)
 }
 
-fn prepare(order: Order, result: BorrowedFd<'_>, tether: BorrowedFd<'_>, ids: Option<(u32, u32)>) -> Result<Keeper, StepFailed> {
+fn prepare(
+    order: Order,
+    result: BorrowedFd<'_>,
+    tether: BorrowedFd<'_>,
+    make: impl FnOnce() -> Result<Made, StepFailed>,
+) -> Result<Keeper, StepFailed> {
     let Order { tty, policy, command, descriptors, limits, .. } = order;
     // From here on the numbers of the received descriptors are reused; their owners must not close them again.
     let descriptors: Vec<RawFd> = descriptors.into_iter().map(std::os::fd::IntoRawFd::into_raw_fd).collect();
@@ -63,16 +95,8 @@ fn prepare(order: Order, result: BorrowedFd<'_>, tether: BorrowedFd<'_>, ids: Op
     let kept: Vec<RawFd> = [result.as_raw_fd(), tether.as_raw_fd()].into_iter().chain(limits.descriptors()).collect();
     launch::close_all_but(&kept)?;
 
-    // Out of the reach of whatever signals the spawner's group.
-    rustix::process::setsid().map_err(launch::machine("start a session"))?;
-
-    // Users first: whatever else is made belongs to their namespace.
-    if let Some((user, group)) = ids {
-        namespaces::map_ids(user, group)?;
-    }
+    let made = make()?;
     limits.bound_namespace()?;
-    // No process of the same user may look at the copy of the spawner's memory.
-    set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(launch::machine("hide the memory of init"))?;
 
     // The policy's paths, as this mount namespace has them.
     let Some(Bytes(policy)) = policy else {
@@ -88,7 +112,7 @@ fn prepare(order: Order, result: BorrowedFd<'_>, tether: BorrowedFd<'_>, ids: Op
     // The view and the network.
     let terminal = tty.then(rustix::stdio::stdin);
     let plan = Plan { tables: &tables, roots: &roots, found: &found, terminal };
-    let mut own = Own::make(&policy, plan, ids.is_some(), &mut |path| tell(tether, &KeeperReport::Point(bytes(path))))?;
+    let mut own = Own::make(&policy, plan, made, &mut |path| tell(tether, &KeeperReport::Point(bytes(path))))?;
     let own_proc = own.view.own_proc;
     let points = std::mem::take(&mut own.view.points);
     let mut covers = Covers::watch(&own.view.covered, &own.view.awaited);
@@ -111,6 +135,7 @@ fn prepare(order: Order, result: BorrowedFd<'_>, tether: BorrowedFd<'_>, ids: Op
             limits: &limits,
             policy: &policy,
             roots: &roots,
+            tables: &tables,
             own: &own,
             choices: Choices { allow_unprotected: false, tty },
             outgoing: outgoing.as_fd(),
@@ -181,5 +206,6 @@ pub(crate) fn try_all(ids: Option<(u32, u32)>) -> Result<bool, EnforceError> {
     let tables = Compiled::new(&policy, |path| roots.resolve(path))
         .map_err(|error| EnforceError::Namespace { attempt: error.to_string(), errno: 0 })?;
     let plan = Plan { tables: &tables, roots: &roots, found: &[], terminal: None };
-    Own::make(&policy, plan, ids.is_some(), &mut |_| ()).map(|own| own.view.own_proc)
+    let made = Made { user: ids.is_some(), network: false };
+    Own::make(&policy, plan, made, &mut |_| ()).map(|own| own.view.own_proc)
 }

@@ -11,6 +11,7 @@
 use crate::cover::Covers;
 use crate::frames::send_all;
 use crate::launch::{self, Order, failed};
+use crate::spare::Ends;
 use crate::sys::{self, Fork};
 use crate::told::Told;
 use crate::tree;
@@ -64,7 +65,8 @@ pub(crate) struct Keeper {
 }
 
 /// Starts a program that gets no namespaces, and serves until the end of everything that comes of it, in a child of the spawner.
-pub(crate) fn run(order: Order, result: OwnedFd, tether: &OwnedFd) -> ! {
+pub(crate) fn run(order: Order, ends: Ends) -> ! {
+    let Ends { result, tether } = ends;
     // A panic must not unwind into the spawner's frames, of which this process has a copy.
     let begun = catch_unwind(AssertUnwindSafe(|| begin(order, &result, tether.as_fd())));
     let failure = match begun {
@@ -215,13 +217,17 @@ impl Keeper {
             // What covers it here comes off first, and then the lock.
             if unmount(&path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW).is_ok() {
                 drop(point);
-                mounts::remove(&path);
+                let _removed = mounts::remove(&path);
             }
         }
     }
 
     fn tell_end(&mut self, tether: BorrowedFd<'_>, status: ExitStatus, failure: Option<String>, is_alone: bool) {
         let denials = self.told.denials();
+        if is_alone {
+            // Nobody is left whom they hold anything from, so the spawner removes them while this process ends.
+            self.points.clear();
+        }
         tell(tether, &KeeperReport::Ended { status, denials, failure, is_alone });
     }
 

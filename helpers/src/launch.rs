@@ -37,7 +37,7 @@ const SHELL: &str = "/bin/sh";
 const EXIT_FAILED: i32 = 127;
 
 /// What a launcher is to start.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Order {
     pub(crate) session: String,
     pub(crate) tty: bool,
@@ -46,8 +46,11 @@ pub(crate) struct Order {
     pub(crate) command: Bytes,
     /// The policy restricts files, so that it gets a view of its own where there can be one.
     pub(crate) own_view: bool,
+    /// And a network of its own.
+    pub(crate) own_network: bool,
     pub(crate) limits: Limits,
     /// Standard input, output and error; with a tty the one terminal.
+    #[serde(skip)]
     pub(crate) descriptors: Vec<OwnedFd>,
 }
 
@@ -108,6 +111,8 @@ pub(crate) struct Inside<'a> {
     pub(crate) limits: &'a Limits,
     pub(crate) policy: &'a Policy,
     pub(crate) roots: &'a Roots,
+    /// Made of both.
+    pub(crate) tables: &'a Compiled,
     pub(crate) own: &'a Own,
     pub(crate) choices: Choices,
     /// Where init takes the descriptor on which changes are told.
@@ -129,8 +134,7 @@ pub(crate) fn inside(inside: &Inside<'_>) -> ! {
 fn steps_inside(inside: &Inside<'_>) -> Result<Never, StepFailed> {
     inside.limits.enter_groups()?;
     begin_session(inside.choices.tty)?;
-    let rules = tables(inside.policy, inside.roots)?;
-    let mut enforced = enforce::process(inside.policy, inside.roots, &rules, Some(inside.own), inside.choices)?;
+    let mut enforced = enforce::process(inside.policy, inside.roots, inside.tables, Some(inside.own), inside.choices)?;
 
     // What is tried from now on is told to init, if this kernel can; nothing of the confinement depends on it.
     if let Ok(listener) = observe::tell_of_changes() {
@@ -139,7 +143,7 @@ fn steps_inside(inside: &Inside<'_>) -> Result<Never, StepFailed> {
         sent.map_err(machine("hand the descriptor for what is told to init"))?;
         enforced.observed = true;
     }
-    execute(inside.command, inside.limits, enforced, Some(&rules), inside.result)
+    execute(inside.command, inside.limits, enforced, Some(inside.tables), inside.result)
 }
 
 /// A session and a process group of its own; no signal is blocked or ignored in a program that a shell would start.

@@ -25,6 +25,8 @@ mod launch;
 mod limit;
 mod pending;
 mod probe;
+mod removal;
+mod spare;
 mod spawner;
 mod sys;
 mod tether;

@@ -9,6 +9,7 @@ use portcullis_protocol::limit::{LimitBy, LimitInForce, ProcessLimits};
 use portcullis_sandbox::report;
 use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
 use rustix::thread::CapabilitySet;
+use serde::{Deserialize, Serialize};
 use std::fs;
 use std::num::NonZeroU64;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -21,13 +22,35 @@ const RESERVED_PIDS: u64 = 300;
 const MOST_PIDS: u64 = 4 << 20;
 
 /// What a process has to do to itself.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Limits {
     /// Of the groups that it has to be in.
-    doors: Vec<OwnedFd>,
+    #[serde(skip)]
+    pub(crate) doors: Vec<OwnedFd>,
     /// The tasks that its pid namespace may have beside the init.
     tasks: Option<u64>,
-    rlimits: Vec<(Resource, u64, u64)>,
+    /// The soft and the hard limit.
+    rlimits: Vec<(Bounded, u64, u64)>,
+}
+
+/// What a process is bounded in by itself.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+enum Bounded {
+    Tasks,
+    Memory,
+    Cpu,
+    OpenFiles,
+}
+
+impl Bounded {
+    fn resource(self) -> Resource {
+        match self {
+            Self::Tasks => Resource::Nproc,
+            Self::Memory => Resource::Data,
+            Self::Cpu => Resource::Cpu,
+            Self::OpenFiles => Resource::Nofile,
+        }
+    }
 }
 
 /// What was decided about a start.
@@ -58,7 +81,7 @@ pub(crate) fn decide(
         } else if is_bound_by_nproc() {
             force("processes", most, LimitBy::Rlimit);
             let all = tasks_of_user().saturating_add(most);
-            decided.limits.rlimits.push((Resource::Nproc, all, all));
+            decided.limits.rlimits.push((Bounded::Tasks, all, all));
         } else {
             return Err(refused(groups));
         }
@@ -68,18 +91,18 @@ pub(crate) fn decide(
             force("memoryBytes", most, LimitBy::Cgroup);
         } else {
             force("memoryBytes", most, LimitBy::Rlimit);
-            decided.limits.rlimits.push((Resource::Data, most, most));
+            decided.limits.rlimits.push((Bounded::Memory, most, most));
         }
     }
     if let Some(most) = asked.cpu_ms.map(NonZeroU64::get) {
         force("cpuMs", most, LimitBy::Rlimit);
         // SIGXCPU lets it tidy up; who goes on is killed a second later.
         let seconds = most.div_ceil(1000);
-        decided.limits.rlimits.push((Resource::Cpu, seconds, seconds.saturating_add(1)));
+        decided.limits.rlimits.push((Bounded::Cpu, seconds, seconds.saturating_add(1)));
     }
     if let Some(most) = asked.open_files.map(NonZeroU64::get) {
         force("openFiles", most, LimitBy::Rlimit);
-        decided.limits.rlimits.push((Resource::Nofile, most, most));
+        decided.limits.rlimits.push((Bounded::OpenFiles, most, most));
     }
     let not_there = |error: GroupError| StepFailed {
         errno: error.errno,
@@ -135,11 +158,12 @@ impl Limits {
 
     /// Bounds this process itself, last before it executes the program.
     pub(crate) fn bound_process(&self) -> Result<(), StepFailed> {
-        for (resource, soft, hard) in &self.rlimits {
+        for (bounded, soft, hard) in &self.rlimits {
+            let resource = bounded.resource();
             // Nobody gets more than the server has.
-            let most = getrlimit(*resource).maximum.unwrap_or(u64::MAX);
+            let most = getrlimit(resource).maximum.unwrap_or(u64::MAX);
             let limit = Rlimit { current: Some(*soft.min(&most)), maximum: Some(*hard.min(&most)) };
-            setrlimit(*resource, limit)
+            setrlimit(resource, limit)
                 .map_err(|errno| failed(Step::Enforce, &format!("limit {resource:?} to {soft}"), Some(errno)))?;
         }
         Ok(())

@@ -4,6 +4,7 @@
 //! learns how a child ended. It never waits for one child, for the gateway, or for a launcher: everything that can take
 //! time is a descriptor in one poll.
 
+mod end;
 mod start;
 
 use crate::cgroup::Groups;
@@ -14,21 +15,23 @@ use crate::launch::{Order, failed};
 use crate::limit::Limits;
 use crate::pending::Launch;
 use crate::probe;
+use crate::removal::Removal;
+use crate::spare::Spares;
 use crate::sys;
-use crate::tether::{self, Leftovers, Outcome, Tether};
+use crate::tether::{self, Outcome, Tether};
 use crate::tree;
 use portcullis_protocol::helper::{BUILD, ExitStatus, Frame, NamespaceLayer, SpawnerEvent, SpawnerRequest, Step, decode, encode};
 use rustix::event::epoll::{self, Event, EventData, EventFlags};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, getpid};
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::ffi::CString;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 /// Bytes of events that the gateway has not read. One that lets so many pile up does not read at all: it is dead.
 const MOST_UNREAD: usize = 16 << 20;
@@ -79,10 +82,13 @@ struct Spawner {
     launches: Vec<Launch>,
     /// By the process id of the keeper.
     tethers: HashMap<Pid, Tether>,
-    /// An epoll of them, with the keeper's process id as the data: thousands may be silent for days, and a poll would look at each.
+    /// Inits that wait for an order.
+    spares: Spares,
+    /// An epoll of tethers and removals, with the process id as the data: thousands may be silent for days, and a poll would look
+    /// at each.
     said: OwnedFd,
     /// What children are removing, by their process ids.
-    removals: HashMap<Pid, Removal>,
+    removals: HashMap<Pid, Removal<(u64, Outcome)>>,
     me: Pid,
     /// Tried at the start.
     namespaces: NamespaceLayer,
@@ -114,6 +120,7 @@ impl Spawner {
             children: Children::default(),
             launches: Vec::new(),
             tethers: HashMap::new(),
+            spares: Spares::default(),
             said: epoll::create(epoll::CreateFlags::CLOEXEC)?,
             removals: HashMap::new(),
             me: getpid(),
@@ -125,15 +132,27 @@ impl Spawner {
 
     fn serve(&mut self) -> Result<(), End> {
         loop {
-            let ready = self.wait()?;
+            let is_short = self.spares.is_short();
+            let Some(ready) = self.wait(is_short)? else {
+                // Nobody waits for anything, so there is time for it.
+                if is_short {
+                    self.make_spare()
+                } else {
+                    self.spares.let_go(Instant::now())
+                }
+                continue;
+            };
             for (launch, ready) in self.launches.iter_mut().zip(&ready.launches) {
                 if *ready {
                     launch.read();
                 }
             }
             self.conclude_launches();
-            for pid in ready.tethers {
-                self.listen(pid);
+            for pid in ready.said {
+                match self.removals.get_mut(&pid) {
+                    Some(_) => self.removed(pid),
+                    None => self.listen(pid),
+                }
             }
             if ready.signals {
                 self.reap()?;
@@ -145,7 +164,8 @@ impl Spawner {
         }
     }
 
-    fn wait(&self) -> Result<Ready, End> {
+    /// Waits for something to happen, unless there is something else to do. None if nothing has.
+    fn wait(&self, is_busy: bool) -> Result<Option<Ready>, End> {
         let mut interest = PollFlags::IN;
         interest.set(PollFlags::OUT, !self.unsent.is_empty());
         let read = PollFlags::IN;
@@ -156,18 +176,24 @@ impl Spawner {
             PollFd::new(&launch.pipe, if launch.ended { PollFlags::empty() } else { read })
         }));
         loop {
-            match poll(&mut polled, None) {
+            let until = if is_busy {
+                Some(Duration::ZERO)
+            } else {
+                self.spares.deadline().map(|at| at.saturating_duration_since(Instant::now()))
+            };
+            match poll(&mut polled, until.and_then(|until| Timespec::try_from(until).ok()).as_ref()) {
+                Ok(0) => return Ok(None),
                 Ok(_) => break,
                 Err(Errno::INTR) => {}
                 Err(errno) => return Err(End::Failed(format!("wait for requests: {errno}"))),
             }
         }
         let ready: Vec<bool> = polled.iter().map(|polled| !polled.revents().is_empty()).collect();
-        let tethers = if ready[2] { self.spoken()? } else { Vec::new() };
-        Ok(Ready { socket: ready[0], signals: ready[1], launches: ready[3..].to_vec(), tethers })
+        let said = if ready[2] { self.spoken()? } else { Vec::new() };
+        Ok(Some(Ready { socket: ready[0], signals: ready[1], launches: ready[3..].to_vec(), said }))
     }
 
-    /// Keepers that have said something, or have closed their ends.
+    /// Keepers that have said something or have closed their ends, and removals that are done.
     fn spoken(&self) -> Result<Vec<Pid>, End> {
         let mut space = [MaybeUninit::<Event>::uninit(); 64];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -222,9 +248,20 @@ impl Spawner {
                 self.tell(&SpawnerEvent::Ready { namespaces: self.namespaces.clone(), cgroups });
             }
             SpawnerRequest::Worker { id } => self.start_worker(id, &descriptors),
-            SpawnerRequest::Start { id, session, tty, policy, own_view, allow_unprotected, limits: asked, command } => {
+            SpawnerRequest::Start {
+                id,
+                session,
+                tty,
+                policy,
+                own_view,
+                own_network,
+                allow_unprotected,
+                limits: asked,
+                command,
+            } => {
                 let limits = Limits::default();
-                let order = Order { session, tty, policy, own_view, allow_unprotected, limits, command, descriptors };
+                let order =
+                    Order { session, tty, policy, own_view, own_network, allow_unprotected, limits, command, descriptors };
                 self.start(id, order, &asked);
             }
             SpawnerRequest::Signal { id, signal } => self.signal(id, signal),
@@ -252,7 +289,8 @@ impl Spawner {
             // It would be ready for ever. It is out already if it closed before.
             let _out_already = epoll::delete(&self.said, &*tether);
         }
-        let Some(end) = tether.take_end() else { return };
+        self.take_back(pid);
+        let Some(end) = self.tethers.get_mut(&pid).and_then(Tether::take_end) else { return };
         // Started comes before Exited, however quick the program was.
         if let Some(at) = self.launches.iter().position(|launch| launch.pid == pid) {
             let mut launch = self.launches.swap_remove(at);
@@ -310,74 +348,6 @@ impl Spawner {
         }
     }
 
-    /// Reaps every child that ended.
-    fn reap(&mut self) -> Result<(), End> {
-        // The counter of the signalfd only says that there is something; how many is waitid's to say.
-        let _drained = rustix::io::read(&self.signals, &mut [0_u8; 1024][..]);
-        loop {
-            match sys::ended_child() {
-                Ok(Some((pid, status))) => self.bury(pid, status),
-                Ok(None) => return Ok(()),
-                Err(error) if error.raw_os_error() == Some(libc::ECHILD) => return Ok(()),
-                Err(error) => return Err(End::Failed(format!("wait for children: {error}"))),
-            }
-        }
-    }
-
-    fn bury(&mut self, pid: Pid, status: ExitStatus) {
-        // Started comes before Exited, however quick the program was: what the launcher had to say is in the pipe by now.
-        if let Some(at) = self.launches.iter().position(|launch| launch.pid == pid) {
-            let mut launch = self.launches.swap_remove(at);
-            launch.read();
-            self.conclude(launch, Some(status));
-        }
-        self.listen(pid);
-        let name = self.children.name(pid);
-        sys::reap(pid);
-        let removal = self.removals.remove(&pid);
-        let tether = self.tethers.remove(&pid);
-        // A copy of it in somebody's hands would keep it there otherwise.
-        let _out_already = tether.as_ref().map(|tether| epoll::delete(&self.said, tether));
-        let is_stranger = name.is_none() && removal.is_none() && tether.is_none();
-        let has_left_others = is_stranger || tether.as_ref().is_some_and(|tether| tether.leaves_others(status));
-        if let Some(Removal { then: Some((id, outcome)), .. }) = removal {
-            self.tell_end(id, outcome);
-        }
-        let (end, mut left) = match tether {
-            Some(tether) => tether.finish(status),
-            None => (Some(Outcome::of(status)), Leftovers::default()),
-        };
-        if let Some(groups) = &mut self.groups {
-            match left.group.take() {
-                Some(group) => groups.retire(group),
-                // The last of those who held one may just have ended.
-                None => groups.sweep(),
-            }
-        }
-        match name {
-            Some(Name::Process(id)) => {
-                self.children.remove(pid);
-                self.give_back(left, end.map(|outcome| (id, outcome)));
-            }
-            Some(Name::Worker(id)) => {
-                self.children.remove(pid);
-                self.tell(&SpawnerEvent::WorkerEnded { id, status: Some(status) });
-            }
-            None => self.give_back(left, None),
-        }
-        // Whoever comes up to the spawner has lost its keeper, by its own hand maybe, and is ended.
-        if has_left_others {
-            let is_ours =
-                |pid| self.children.name(pid).is_some() || self.removals.contains_key(&pid) || self.tethers.contains_key(&pid);
-            tree::kill_all(&HashSet::new(), is_ours);
-        }
-    }
-
-    fn tell_end(&mut self, id: u64, end: Outcome) {
-        let Outcome { status, denials, failure, limits } = end;
-        self.tell(&SpawnerEvent::Exited { id, status, denials, failure, limits });
-    }
-
     fn tell(&mut self, event: &SpawnerEvent) {
         match encode(event, b"", 0) {
             Ok(bytes) => self.unsent.extend(bytes),
@@ -402,17 +372,10 @@ impl Spawner {
     }
 }
 
-/// Mount points that a child removes, and whose end is told after that.
-#[derive(Debug)]
-struct Removal {
-    points: Vec<PathBuf>,
-    then: Option<(u64, Outcome)>,
-}
-
 /// What a poll found.
 struct Ready {
     socket: bool,
     signals: bool,
     launches: Vec<bool>,
-    tethers: Vec<Pid>,
+    said: Vec<Pid>,
 }

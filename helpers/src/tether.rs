@@ -137,6 +137,11 @@ impl Tether {
         end.map(|end| self.with_limits(end))
     }
 
+    /// What the keeper has let go of, since it ends next.
+    pub(crate) fn let_go(&mut self) -> Option<(Vec<PathBuf>, Option<OwnedFd>)> {
+        (self.is_alone && !self.points.is_empty()).then(|| (std::mem::take(&mut self.points), self.watch.take()))
+    }
+
     /// Has a signal sent to the program's group.
     pub(crate) fn signal(&self, signal: i32) {
         // A full socket means that the keeper has not taken thousands of signals: one more makes no difference.
@@ -203,6 +208,6 @@ pub(crate) struct Leftovers {
 /// Removes mount points of which nobody else takes care.
 pub(crate) fn remove(points: &[PathBuf]) {
     for point in points.iter().rev() {
-        mounts::remove(point);
+        let _removed = mounts::remove(point);
     }
 }

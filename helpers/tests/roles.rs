@@ -12,6 +12,7 @@
 mod roles {
     pub(crate) mod gateway;
     pub(crate) mod sandbox;
+    pub(crate) mod spares;
     pub(crate) mod spawner;
     pub(crate) mod trees;
     pub(crate) mod worker;
@@ -31,7 +32,8 @@ fn main() -> ExitCode {
     if let Some(code) = roles::worker::backstop(&arguments) {
         return code;
     }
-    let tests: Vec<Test> = [roles::spawner::TESTS, roles::trees::TESTS, roles::sandbox::TESTS, roles::worker::TESTS].concat();
+    let tests: Vec<Test> =
+        [roles::spawner::TESTS, roles::trees::TESTS, roles::sandbox::TESTS, roles::spares::TESTS, roles::worker::TESTS].concat();
     let has = |flag: &str| arguments.iter().any(|argument| argument == flag);
     if has("--list") {
         if !has("--ignored") {

@@ -81,20 +81,33 @@ pub struct Own {
     pub view: View,
 }
 
+/// What the first process of a sandbox has, beside mounts, pids and ipc of its own, before its policy is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Made {
+    /// A user namespace.
+    pub user: bool,
+    /// A network, as of [`namespaces::own_network`].
+    pub network: bool,
+}
+
 impl Own {
-    /// Makes the view, and the network where the policy wants none of the machine's. The calling process must be the first of
-    /// new mount, pid and ipc namespaces. `announce` as in [`mounts::build`].
+    /// Makes the view, and the network where the policy wants none of the machine's and it was not `made`. The calling process
+    /// must be the first of new mount, pid and ipc namespaces. `announce` as in [`mounts::build`].
     ///
     /// # Errors
-    /// A step failed; the process must end.
-    pub fn make(policy: &Policy, plan: Plan<'_>, user: bool, announce: &mut dyn FnMut(&Path)) -> Result<Self, EnforceError> {
+    /// A step failed, or the policy wants the machine's network, which the process has left; the process must end.
+    pub fn make(policy: &Policy, plan: Plan<'_>, made: Made, announce: &mut dyn FnMut(&Path)) -> Result<Self, EnforceError> {
         plan.roots.refuse_turnable(plan.tables)?;
-        let view = mounts::build(plan, announce)?;
         let network = policy.network == Network::Restricted;
-        if network {
+        if made.network && !network {
+            let attempt = "give the process the machine's network: its first process has one of its own".to_owned();
+            return Err(EnforceError::Namespace { attempt, errno: 0 });
+        }
+        let view = mounts::build(plan, announce)?;
+        if network && !made.network {
             namespaces::own_network()?;
         }
-        Ok(Self { user, network, view })
+        Ok(Self { user: made.user, network, view })
     }
 
     fn names(&self) -> Vec<&'static str> {

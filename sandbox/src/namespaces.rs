@@ -18,8 +18,23 @@ pub fn need_user() -> bool {
 /// their own.
 #[must_use]
 pub fn flags(user: bool) -> u64 {
-    let flags = libc::CLONE_NEWNS | libc::CLONE_NEWPID | libc::CLONE_NEWIPC | if user { libc::CLONE_NEWUSER } else { 0 };
+    flags_ahead(user) | u64::from(libc::CLONE_NEWNS.cast_unsigned())
+}
+
+/// The same without the mounts: for a process that is cloned before it is known what for, and takes [`own_mounts`] then, so that
+/// it sees what the machine has mounted by that time.
+#[must_use]
+pub fn flags_ahead(user: bool) -> u64 {
+    let flags = libc::CLONE_NEWPID | libc::CLONE_NEWIPC | if user { libc::CLONE_NEWUSER } else { 0 };
     flags.cast_unsigned().into()
+}
+
+/// A copy of the machine's mounts for this process alone, in the user namespace that it is in.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn own_mounts() -> Result<(), EnforceError> {
+    sys::own_mounts().map_err(|error| fail("make a mount namespace", error.raw_os_error().unwrap_or(0)))
 }
 
 /// Gives this process, the first one of a new user namespace, its own user and group there, as `user_namespaces(7)` allows
@@ -29,7 +44,6 @@ pub fn flags(user: bool) -> u64 {
 /// # Errors
 /// `/proc` does not offer the maps, or the kernel refuses them.
 pub fn map_ids(user: u32, group: u32) -> Result<(), EnforceError> {
-    let fail = |attempt: &str, errno: i32| EnforceError::Namespace { attempt: attempt.to_owned(), errno };
     // The maps belong to root while the process may not be looked at.
     set_dumpable_behavior(DumpableBehavior::Dumpable)
         .map_err(|errno| fail("make the process its user's", errno.raw_os_error()))?;
@@ -48,10 +62,13 @@ pub fn map_ids(user: u32, group: u32) -> Result<(), EnforceError> {
 ///
 /// # Errors
 /// The kernel refuses.
-pub(crate) fn own_network() -> Result<(), EnforceError> {
-    let fail = |attempt: &str, errno: i32| EnforceError::Namespace { attempt: attempt.to_owned(), errno };
+pub fn own_network() -> Result<(), EnforceError> {
     sys::own_network().map_err(|error| fail("make a network namespace", error.raw_os_error().unwrap_or(0)))?;
     let socket = rustix::net::socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
         .map_err(|errno| fail("make a socket in the network namespace", errno.raw_os_error()))?;
     sys::loopback_up(socket.as_fd()).map_err(|error| fail("bring loopback up", error.raw_os_error().unwrap_or(0)))
+}
+
+fn fail(attempt: &str, errno: i32) -> EnforceError {
+    EnforceError::Namespace { attempt: attempt.to_owned(), errno }
 }

@@ -47,6 +47,12 @@ pub(crate) fn own_network() -> io::Result<()> {
     check(unsafe { libc::unshare(libc::CLONE_NEWNET) }.into())
 }
 
+/// Moves this process into a new mount namespace, a copy of its present one.
+pub(crate) fn own_mounts() -> io::Result<()> {
+    // SAFETY: as in `own_network`.
+    check(unsafe { libc::unshare(libc::CLONE_NEWNS) }.into())
+}
+
 /// Brings the loopback interface of this network namespace up, through any socket of it.
 pub(crate) fn loopback_up(socket: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: an ifreq is plain integers and arrays of bytes: zeros are valid.

@@ -1,17 +1,18 @@
 //! Starting: workers, and processes with their keepers.
 
-use super::{MOST_LAUNCHES, Removal, Spawner};
+use super::{MOST_LAUNCHES, Spawner};
 use crate::cgroup::Group;
 use crate::children::Name;
 use crate::dispatch::complain;
-use crate::init::{self, Given};
+use crate::init;
 use crate::keeper;
 use crate::launch::{self, Order, failed};
 use crate::limit::{self, Decided};
 use crate::pending::Launch;
 use crate::probe;
+use crate::spare::{self, Ends, Spare};
 use crate::sys::{self, Fork};
-use crate::tether::{self, Kind, Leftovers, Outcome, Tether};
+use crate::tether::{Kind, Tether};
 use portcullis_protocol::helper::{NamespaceLayer, SpawnerEvent, Step, StepFailed};
 use portcullis_protocol::limit::{ProcessLimits, TreeEnd};
 use portcullis_sandbox::namespaces;
@@ -19,7 +20,8 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::Pid;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
+use std::time::Instant;
 
 impl Spawner {
     pub(super) fn start_worker(&mut self, id: u64, descriptors: &[OwnedFd]) {
@@ -64,7 +66,7 @@ impl Spawner {
         };
         let Decided { limits, in_force, group } = decided;
         let tree = self.tree_end(&order, group.as_ref());
-        match self.fork_keeper(Order { limits, ..order }, result) {
+        match self.keeper(Order { limits, ..order }, result) {
             Ok((pid, kind, session, socket)) => {
                 let tether = Tether::new(socket, session, kind, *asked, group);
                 self.hear(pid, &tether);
@@ -103,68 +105,67 @@ impl Spawner {
         }
     }
 
-    fn fork_keeper(&self, order: Order, result: OwnedFd) -> Result<(Pid, Kind, String, OwnedFd), (&'static str, std::io::Error)> {
+    /// A keeper with its order: a spare, or one that is forked for it.
+    fn keeper(&mut self, order: Order, result: OwnedFd) -> Result<(Pid, Kind, String, OwnedFd), (&'static str, std::io::Error)> {
         let session = order.session.clone();
         let (ours, tether) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
             .map_err(|errno| ("make a socket to the keeper", errno.into()))?;
         rustix::io::ioctl_fionbio(&ours, true).map_err(|errno| ("make a socket to the keeper", errno.into()))?;
+        let ends = Ends { result, tether };
         let (pid, kind) = match self.namespaces {
             NamespaceLayer::Available { user, .. } if order.own_view => {
-                let ids = user.then(probe::own_ids);
-                match sys::fork_into(namespaces::flags(user)).map_err(|error| ("make the namespaces of a sandbox", error))? {
-                    Fork::Child => init::run(order, Given { result, tether, ids }),
-                    Fork::Parent(pid) => (pid, Kind::Init),
-                }
+                // Those that wait have a network of their own.
+                let ready = if order.own_network { self.hand_to_spare(&order, &ends) } else { None };
+                let pid = ready.map_or_else(|| fork_init(order, ends, user), Ok);
+                (pid.map_err(|error| ("make the namespaces of a sandbox", error))?, Kind::Init)
             }
             _ => match sys::fork().map_err(|error| ("fork a keeper", error))? {
-                Fork::Child => keeper::run(order, result, &tether),
+                Fork::Child => keeper::run(order, ends),
                 Fork::Parent(pid) => (pid, Kind::Reaper),
             },
         };
         Ok((pid, kind, session, ours))
     }
 
-    /// Removes mount points in a child, for on a file system that hangs it must not hold up everybody, and then tells of an end.
-    pub(super) fn give_back(&mut self, left: Leftovers, then: Option<(u64, Outcome)>) {
-        let Leftovers { points, watch, .. } = left;
-        if points.is_empty() {
-            // It is nobody's by name, and no stranger either.
-            if let Some(pid) = close_aside(watch) {
-                self.removals.insert(pid, Removal { points, then: None });
+    /// Has a spare be the init of what is ordered, if there is one that takes it.
+    fn hand_to_spare(&mut self, order: &Order, ends: &Ends) -> Option<Pid> {
+        let bytes = spare::written(order)?;
+        while let Some(spare) = self.spares.take(Instant::now()) {
+            if spare.hand(&bytes, order, ends).is_ok() {
+                // From here on it has another name.
+                self.children.remove(spare.pid);
+                return Some(spare.pid);
             }
-        } else {
-            match sys::fork() {
-                Ok(Fork::Child) => {
-                    // Above all the gateway's socket, of which this would be another end.
-                    let kept: Vec<_> = watch.iter().map(AsRawFd::as_raw_fd).collect();
-                    let _open = launch::close_all_but(&kept);
-                    tether::remove(&points);
-                    let _another = close_aside(watch);
-                    sys::end(0)
-                }
-                // It is nobody's by name.
-                Ok(Fork::Parent(pid)) => return drop(self.removals.insert(pid, Removal { points, then })),
-                Err(_no_child) => tether::remove(&points),
-            }
+            // It has ended, or ends with the way to it.
         }
-        if let Some((id, outcome)) = then {
-            self.tell_end(id, outcome);
+        None
+    }
+
+    /// Has an init wait for an order.
+    pub(super) fn make_spare(&mut self) {
+        let NamespaceLayer::Available { user, .. } = self.namespaces else { return self.spares.give_up() };
+        let forked = spare::way().map_err(std::io::Error::from).and_then(|(ours, theirs)| {
+            let ids = user.then(probe::own_ids);
+            match sys::fork_into(namespaces::flags_ahead(user))? {
+                Fork::Child => init::wait(&theirs, ids),
+                Fork::Parent(pid) => Ok(Spare { pid, way: ours }),
+            }
+        });
+        match forked {
+            Ok(spare) => {
+                self.children.add(Name::Spare(spare.pid), spare.pid);
+                self.spares.add(spare);
+            }
+            // Whoever starts next forks, and tells what is wrong.
+            Err(_error) => self.spares.give_up(),
         }
     }
 }
 
-/// Has a child close the last end of what told of covers, which takes the kernel some ten milliseconds.
-fn close_aside(watch: Option<OwnedFd>) -> Option<Pid> {
-    /// Long enough for everybody else to have closed theirs.
-    const LAST: std::time::Duration = std::time::Duration::from_millis(100);
-    let watch = watch?;
-    match sys::fork() {
-        Ok(Fork::Child) => {
-            let _open = launch::close_all_but(&[watch.as_raw_fd()]);
-            std::thread::sleep(LAST);
-            sys::end(0)
-        }
-        Ok(Fork::Parent(pid)) => Some(pid),
-        Err(_no_child) => None,
+fn fork_init(order: Order, ends: Ends, user: bool) -> std::io::Result<Pid> {
+    let ids = user.then(probe::own_ids);
+    match sys::fork_into(namespaces::flags(user))? {
+        Fork::Child => init::run(order, ends, ids),
+        Fork::Parent(pid) => Ok(pid),
     }
 }

@@ -132,6 +132,7 @@ impl Spawner {
             tty: false,
             policy: policy.map(|policy| Bytes(policy.encode())),
             own_view: policy.is_some(),
+            own_network: policy.is_some_and(|policy| policy.network == Network::Restricted),
             allow_unprotected: true,
             limits: ProcessLimits::default(),
             command: Bytes(encoded(command)),

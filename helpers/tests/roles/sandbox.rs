@@ -85,7 +85,7 @@ fn said(outcome: &Outcome) -> String {
 }
 
 /// Waits for the end of a process that is nobody's child here.
-fn ended(pidfd: &OwnedFd) {
+pub(crate) fn ended(pidfd: &OwnedFd) {
     let mut polled = [PollFd::new(pidfd, PollFlags::IN)];
     while let Err(Errno::INTR) = poll(&mut polled, None) {}
 }

@@ -33,6 +33,8 @@ pub enum SpawnerRequest {
         policy: Option<Bytes>,
         /// The policy restricts files, so that the process gets namespaces of its own where the machine has them.
         own_view: bool,
+        /// The policy wants none of the machine's network, so that it gets one of its own with the view.
+        own_network: bool,
         /// The operator accepts what the policy asks and the layers that are built cannot enforce on a process.
         allow_unprotected: bool,
         /// What it may use; the gateway sees to the output itself.

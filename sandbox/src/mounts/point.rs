@@ -137,13 +137,15 @@ pub(super) fn is_empty(path: &Path) -> bool {
     }
 }
 
-/// Removes a mount point that no sandbox uses any more. Anything else that stands there by now stays.
-pub fn remove(path: &Path) {
+/// Removes a mount point that no sandbox uses any more. Anything else that stands there by now stays. The name is gone with this;
+/// to close what it was, if it was removed, takes the file system as long again.
+#[expect(clippy::must_use_candidate, reason = "who has no hurry drops it")]
+pub fn remove(path: &Path) -> Option<OwnedFd> {
     // Every failure means that it is somebody else's, in use, or not empty; whoever uses it next removes it.
-    let _stays = try_remove(path);
+    try_remove(path).ok()
 }
 
-fn try_remove(path: &Path) -> Result<(), Errno> {
+fn try_remove(path: &Path) -> Result<OwnedFd, Errno> {
     let (parent, name) = parent_of(path).ok_or(Errno::INVAL)?;
     let parent = open_directory(parent)?;
     let directory = open_directory(path)?;
@@ -152,7 +154,10 @@ fn try_remove(path: &Path) -> Result<(), Errno> {
         return Err(Errno::PERM);
     }
     flock(&directory, FlockOperation::NonBlockingLockExclusive)?;
-    if is_at(&directory, path)? { unlinkat(&parent, name, AtFlags::REMOVEDIR) } else { Err(Errno::NOENT) }
+    if !is_at(&directory, path)? {
+        return Err(Errno::NOENT);
+    }
+    unlinkat(&parent, name, AtFlags::REMOVEDIR).map(|()| directory)
 }
 
 fn parent_of(path: &Path) -> Option<(&Path, &OsStr)> {

@@ -115,10 +115,12 @@ impl Task {
         let frame = encode(&launch.command, &[], 0).map_err(too_large)?;
         let tty = matches!(launch.stdio, Stdio::Terminal(_));
         let command = Bytes(frame[HEADER..].to_vec());
-        let Launch { session, policy, own_view, allow_unprotected, limits, .. } = &launch;
+        let Launch { session, policy, own_view, allow_unprotected, limits, may_dial, .. } = &launch;
+        let own_network = policy.is_some() && !may_dial;
         let (session, policy) = (session.as_ref().to_owned(), policy.clone());
         let (own_view, allow_unprotected, limits) = (*own_view, *allow_unprotected, *limits);
-        let request = SpawnerRequest::Start { id, session, tty, policy, own_view, allow_unprotected, limits, command };
+        let request =
+            SpawnerRequest::Start { id, session, tty, policy, own_view, own_network, allow_unprotected, limits, command };
         self.send(&request, &launch.stdio.descriptors()).await
     }
 

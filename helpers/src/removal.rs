@@ -1,0 +1,54 @@
+//! Removing mount points from the machine, in a child of the spawner: on a file system that hangs it must not hold up everybody.
+
+use crate::launch;
+use crate::sys::{self, Fork};
+use portcullis_sandbox::mounts;
+use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::process::Pid;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Long enough for everybody else to have closed what told of covers.
+const LAST: Duration = Duration::from_millis(100);
+
+/// What a child removes.
+#[derive(Debug)]
+pub(crate) struct Removal<T> {
+    pub(crate) points: Vec<PathBuf>,
+    /// Ends when the names are gone, before the child ends; none once it has.
+    pub(crate) done: Option<OwnedFd>,
+    /// Whose end has not been told because of it; none if that is not known yet, or there is nobody.
+    pub(crate) then: Option<T>,
+    /// The keeper that used them, as long as it was not reaped.
+    pub(crate) keeper: Option<Pid>,
+}
+
+impl<T> Removal<T> {
+    /// Removes `points` in a child, which then closes `watch` last of all: that takes the kernel some ten milliseconds. The child
+    /// is nobody's by name. Gives both back if there can be no child.
+    pub(crate) fn begin(
+        points: Vec<PathBuf>,
+        watch: Option<OwnedFd>,
+        keeper: Option<Pid>,
+    ) -> Result<(Pid, Self), (Vec<PathBuf>, Option<OwnedFd>)> {
+        let Ok((done, pen)) = pipe_with(PipeFlags::CLOEXEC) else { return Err((points, watch)) };
+        match sys::fork() {
+            Ok(Fork::Child) => {
+                // Above all the gateway's socket, of which this would be another end.
+                let kept: Vec<RawFd> = watch.iter().chain([&pen]).map(AsRawFd::as_raw_fd).collect();
+                let _open = launch::close_all_but(&kept);
+                // To close what was removed takes the file system as long as to remove it.
+                let removed: Vec<_> = points.iter().rev().map(|point| mounts::remove(point)).collect();
+                drop(pen);
+                if watch.is_some() {
+                    std::thread::sleep(LAST);
+                }
+                drop((removed, watch));
+                sys::end(0)
+            }
+            Ok(Fork::Parent(pid)) => Ok((pid, Self { points, done: Some(done), then: None, keeper })),
+            Err(_no_child) => Err((points, watch)),
+        }
+    }
+}
