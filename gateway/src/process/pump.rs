@@ -5,9 +5,9 @@
 //! credit for; without credit the pipe fills up and the child waits, so nothing is lost.
 
 use super::launch::Ends;
-use super::pty;
 use super::running::Running;
 use super::source::Source;
+use super::{pipe, pty};
 use crate::budget::Budget;
 use crate::helper::socket::watch_fd;
 use crate::helper::spawner::{Child, Ended, KILL, Spawner};
@@ -35,8 +35,8 @@ pub(crate) const CHUNK: usize = 8192;
 pub(crate) const INPUT_QUEUE: usize = 128;
 
 /// Credit that every process gets once, when it ends: what its full pipes hold comes out even if the session gives none, so
-/// that the end of a process never waits for a reader.
-const RESERVE: u64 = 1 << 20;
+/// that the end of a process never waits for a reader. Both of its pipes may have grown.
+const RESERVE: u64 = 2 * pipe::GROWN as u64;
 
 /// What a pump says to its session.
 #[derive(Debug)]

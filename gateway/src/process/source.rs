@@ -18,9 +18,8 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::time::Instant;
 
-/// Bytes of one read at most: what a pipe holds as it is made, and twice that of one that has grown.
+/// Bytes of one read at most: what a pipe holds as it is made. Twice as many of one that has grown took more memory and no less time.
 const MOST: usize = 64 << 10;
-const MOST_OF_GROWN: usize = 128 << 10;
 
 /// One pipe or terminal, until its end.
 #[derive(Debug)]
@@ -89,8 +88,7 @@ impl Source {
             pipe.was_read(self.fd.get_ref(), length, self.wanted.min(credit), Instant::now());
         }
         if length >= self.wanted {
-            let has_grown = self.deadline().is_some();
-            self.wanted = (self.wanted * 2).min(if has_grown { MOST_OF_GROWN } else { MOST });
+            self.wanted = (self.wanted * 2).min(MOST);
         } else if length < self.wanted / 4 && length < credit {
             self.wanted = (self.wanted / 2).max(CHUNK);
         }
@@ -105,13 +103,11 @@ impl Drop for Source {
     }
 }
 
-/// Reads into a buffer that goes on as it is, without a copy. Of one that stays mostly empty the rest is given back, since what was
-/// read may be kept for long.
+/// Reads into a buffer that goes on as it is, without a copy. What of it stays empty is given back, since what was read may be kept
+/// for long.
 fn read(fd: &OwnedFd, wanted: usize) -> rustix::io::Result<Bytes> {
     let mut buffer = Vec::with_capacity(wanted);
-    let length = rustix::io::read(fd, spare_capacity(&mut buffer))?;
-    if length < wanted / 2 {
-        buffer.shrink_to_fit();
-    }
+    rustix::io::read(fd, spare_capacity(&mut buffer))?;
+    buffer.shrink_to_fit();
     Ok(buffer.into())
 }
