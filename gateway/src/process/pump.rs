@@ -35,8 +35,8 @@ pub(crate) const CHUNK: usize = 8192;
 pub(crate) const INPUT_QUEUE: usize = 128;
 
 /// Credit that every process gets once, when it ends: what its full pipes hold comes out even if the session gives none, so
-/// that the end of a process never waits for a reader. Both of its pipes may have grown.
-const RESERVE: u64 = 2 * pipe::GROWN as u64;
+/// that the end of a process never waits for a reader. Both of its pipes may have grown; behind that, their ends are read.
+const RESERVE: u64 = (2 * pipe::GROWN + CHUNK) as u64;
 
 /// What a pump says to its session.
 #[derive(Debug)]
@@ -380,3 +380,6 @@ async fn write_some(sink: Option<&AsyncFd<OwnedFd>>, writing: Option<&(Vec<u8>, 
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
