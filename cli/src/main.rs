@@ -77,6 +77,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let done = match command {
         Command::Serve(options) => {
+            keep_room_for_messages();
             let mut paths = ExecServerRuntimePaths::of_this_process()?;
             if let Some(folder) = &options.spool_dir {
                 paths.spool.clone_from(folder);
@@ -119,6 +120,16 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
     // A read of standard input may still block a thread of the runtime; nothing waits for it.
     runtime.shutdown_background();
     done
+}
+
+/// Bytes of a message, or of its content, that are usual for files.
+const MESSAGE: usize = 2 << 20;
+
+/// Has the C library keep what a message took for the next. Else it gives 64 KiB back to the system at once and asks for them again,
+/// which costs two system calls and a fault for each page. It learns from the largest block that it got back how much to keep: twice
+/// as much (mallopt(3), `M_MMAP_THRESHOLD`). This block is never written to, so it takes no memory.
+fn keep_room_for_messages() {
+    drop(std::hint::black_box(Vec::<u8>::with_capacity(MESSAGE)));
 }
 
 /// What `RUST_LOG` asks for; without it, what needs somebody's attention.

@@ -5,6 +5,7 @@ use crate::budget::{Budget, Charge};
 use crate::link::Outgoing;
 use crate::metrics::{Direction, Metrics};
 use crate::reply;
+use bytes::Bytes;
 use futures_util::FutureExt as _;
 use portcullis_protocol::binary::Message;
 use portcullis_protocol::rpc::{self, Id, RpcError};
@@ -100,10 +101,11 @@ impl Form {
     }
 
     /// The message of a result whose one member is bytes; `more` is raw JSON that begins with a comma, or nothing.
-    pub(crate) fn bytes_result(self, id: &Id, member: &str, bytes: Vec<u8>, more: &str) -> Message {
+    pub(crate) fn bytes_result(self, id: &Id, member: &str, bytes: impl Into<Bytes>, more: &str) -> Message {
+        let bytes = bytes.into();
         match self {
             Self::Json => rpc::bytes_result_text(id, member, &bytes, more).into(),
-            Self::Binary => Message::binary(rpc::bytes_result_head(id, more), bytes.into()),
+            Self::Binary => Message::binary(rpc::bytes_result_head(id, more), bytes),
         }
     }
 }

@@ -11,7 +11,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-/// Bytes asked of the socket at once: a frame with a full inline payload fits, so most frames cost one call.
+/// Bytes asked of the socket at once: most frames cost one call.
 const READ: usize = 72 * 1024;
 
 /// Descriptors of one message. The kernel never joins those of two sends into one receive, and no frame has more than
@@ -31,6 +31,8 @@ pub(crate) struct Inlet {
 pub(crate) enum Wait {
     Yes,
     No,
+    /// Not for a frame, but for the rest of one that has begun.
+    Rest,
 }
 
 /// What a socket had to give.
@@ -94,10 +96,8 @@ impl Inlet {
     fn receive(&mut self, socket: BorrowedFd<'_>, wait: Wait) -> Result<usize, ReceiveError> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
-        let flags = match wait {
-            Wait::Yes => RecvFlags::CMSG_CLOEXEC,
-            Wait::No => RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT,
-        };
+        let waits = wait == Wait::Yes || (wait == Wait::Rest && self.deframer.is_mid_frame());
+        let flags = if waits { RecvFlags::empty() } else { RecvFlags::DONTWAIT } | RecvFlags::CMSG_CLOEXEC;
         let got = recvmsg(socket, &mut [IoSliceMut::new(&mut self.buffer)], &mut control, flags).map_err(ReceiveError::Socket)?;
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(descriptors) = message {
@@ -114,6 +114,29 @@ impl Inlet {
 
 /// Sends what the socket takes now, or at least one byte if `wait`; the descriptor goes with the first byte.
 pub(crate) fn send(socket: BorrowedFd<'_>, bytes: &[u8], descriptor: Option<BorrowedFd<'_>>, wait: Wait) -> Result<usize, Errno> {
+    send_some(socket, [bytes, &[]], descriptor, wait)
+}
+
+/// Sends all bytes, waiting as long as the peer makes us.
+pub(crate) fn send_all(socket: BorrowedFd<'_>, bytes: &[u8], descriptor: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
+    send_parts(socket, [bytes, &[]], descriptor)
+}
+
+/// The same for a frame whose payload is in its own buffer.
+pub(crate) fn send_parts(
+    socket: BorrowedFd<'_>,
+    [head, payload]: [&[u8]; 2],
+    mut descriptor: Option<BorrowedFd<'_>>,
+) -> Result<(), Errno> {
+    let mut sent = 0;
+    while sent < head.len() + payload.len() {
+        let rest = [&head[sent.min(head.len())..], &payload[sent.saturating_sub(head.len())..]];
+        sent += send_some(socket, rest, descriptor.take(), Wait::Yes)?;
+    }
+    Ok(())
+}
+
+fn send_some(socket: BorrowedFd<'_>, parts: [&[u8]; 2], descriptor: Option<BorrowedFd<'_>>, wait: Wait) -> Result<usize, Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     let descriptors = descriptor.map(|descriptor| [descriptor]);
@@ -121,31 +144,20 @@ pub(crate) fn send(socket: BorrowedFd<'_>, bytes: &[u8], descriptor: Option<Borr
         let fits = control.push(SendAncillaryMessage::ScmRights(descriptors));
         debug_assert!(fits, "Invariant: the space is made for one descriptor");
     }
-    let flags = match wait {
-        Wait::Yes => SendFlags::NOSIGNAL,
-        Wait::No => SendFlags::NOSIGNAL | SendFlags::DONTWAIT,
-    };
+    let flags = if wait == Wait::Yes { SendFlags::empty() } else { SendFlags::DONTWAIT } | SendFlags::NOSIGNAL;
     loop {
-        match sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags) {
+        match sendmsg(socket, &parts.map(IoSlice::new), &mut control, flags) {
             Err(Errno::INTR) => {}
             other => return other,
         }
     }
 }
 
-/// Sends all bytes, waiting as long as the peer makes us.
-pub(crate) fn send_all(socket: BorrowedFd<'_>, mut bytes: &[u8], mut descriptor: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
-    while !bytes.is_empty() {
-        let sent = send(socket, bytes, descriptor.take(), Wait::Yes)?;
-        bytes = &bytes[sent..];
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use portcullis_protocol::helper::{decode, encode};
+    use rustix::event::{PollFd, PollFlags};
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
     use std::os::fd::AsFd;
 
@@ -164,7 +176,7 @@ mod tests {
         let Received::Frame(frame, none) = inlet.next(there.as_fd(), Wait::Yes).unwrap() else { panic!() };
         assert_eq!((decode::<u8>(&frame.body).unwrap(), none.len()), (1, 0));
         let Received::Frame(frame, one) = inlet.next(there.as_fd(), Wait::Yes).unwrap() else { panic!() };
-        assert_eq!((frame.payload.as_slice(), one.len()), (&b"second"[..], 1));
+        assert_eq!((&frame.payload[..], one.len()), (&b"second"[..], 1));
         rustix::io::write(&one[0], b"x").unwrap();
         assert_eq!(rustix::io::read(&read, &mut [0_u8; 4][..]).unwrap(), 1);
         assert!(matches!(inlet.next(there.as_fd(), Wait::Yes).unwrap(), Received::End));
@@ -175,6 +187,21 @@ mod tests {
         let (here, there) = pair();
         send_all(here.as_fd(), &encode(&1_u8, b"", 1).unwrap(), None).unwrap();
         assert!(matches!(Inlet::new().next(there.as_fd(), Wait::Yes), Err(ReceiveError::Descriptors)));
+    }
+
+    #[test]
+    fn a_frame_that_has_begun_is_waited_for_and_none_else() {
+        let (here, there) = pair();
+        let mut inlet = Inlet::new();
+        assert!(matches!(inlet.next(there.as_fd(), Wait::Rest).unwrap(), Received::Later));
+        let frame = encode(&1_u8, &vec![7; 300_000], 0).unwrap();
+        let sender = std::thread::spawn(move || send_all(here.as_fd(), &frame, None));
+        // Until the first byte is there; more than the socket takes at once comes while this reads.
+        rustix::event::poll(&mut [PollFd::new(&there, PollFlags::IN)], None).unwrap();
+        let Received::Frame(frame, _none) = inlet.next(there.as_fd(), Wait::Rest).unwrap() else { panic!() };
+        assert!(frame.payload.len() == 300_000 && frame.payload.iter().all(|byte| *byte == 7));
+        sender.join().unwrap().unwrap();
+        assert!(matches!(inlet.next(there.as_fd(), Wait::Rest).unwrap(), Received::End));
     }
 
     #[test]

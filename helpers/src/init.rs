@@ -2,6 +2,7 @@
 //! its pid namespace, so that with its end the kernel ends everything in it. It is the keeper of what is in the sandbox.
 
 use crate::cover::Covers;
+use crate::dispatch::complain;
 use crate::frames::send_all;
 use crate::keeper::{EXIT_FAILED, Keeper, KeeperReport, leave_standard, tell};
 use crate::launch::{self, Order, failed};
@@ -39,16 +40,22 @@ pub(crate) fn run(order: Order, ends: Ends, ids: Option<(u32, u32)>) -> ! {
 pub(crate) fn wait(way: &OwnedFd, ids: Option<(u32, u32)>) -> ! {
     // A panic must not unwind into the spawner's frames, of which this process has a copy.
     let waited = catch_unwind(|| {
-        let is_ready = spare::leave_spawner(way) && begin(ids).is_ok() && namespaces::own_network().is_ok();
-        if is_ready { spare::wait(way) } else { None }
+        let ready = spare::leave_spawner(way).and_then(|()| begin(ids)).and_then(|()| Ok(namespaces::own_network()?));
+        (ready, spare::wait(way))
     });
     match waited {
-        Ok(Some((order, ends))) => go(order, ends, || {
+        // What went wrong ahead is told to whoever it is for.
+        Ok((ready, Ok(Some((order, ends))))) => go(order, ends, || {
+            ready?;
             // As the machine's are now.
             namespaces::own_mounts()?;
             Ok(Made { user: ids.is_some(), network: true })
         }),
-        Ok(None) => sys::end(0),
+        Ok((_, Ok(None))) => sys::end(0),
+        Ok((_, Err(error))) => {
+            complain(format_args!("take an order ahead: {error}"));
+            sys::end(EXIT_FAILED)
+        }
         Err(_panic) => sys::end(EXIT_FAILED),
     }
 }

@@ -5,8 +5,9 @@
 //! on which it waits for one order; then it takes a copy of the machine's mounts, as they are at that time, and is the init of
 //! what is ordered, as if it had been forked for it. None serves twice: whoever came second would find what the first left.
 
+use crate::frames::ReceiveError;
 use crate::launch::{self, Order};
-use portcullis_protocol::helper::{HEADER, decode, encode};
+use portcullis_protocol::helper::{HEADER, StepFailed, decode, encode};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
@@ -129,36 +130,39 @@ impl Spare {
 }
 
 /// Lets go of everything of the spawner's but the way to it.
-pub(crate) fn leave_spawner(way: &OwnedFd) -> bool {
-    launch::close_all_but(&[way.as_raw_fd()]).is_ok()
+pub(crate) fn leave_spawner(way: &OwnedFd) -> Result<(), StepFailed> {
+    launch::close_all_but(&[way.as_raw_fd()])
 }
 
 /// Waits for the one order. None if there will be none.
-pub(crate) fn wait(way: &OwnedFd) -> Option<(Order, Ends)> {
+pub(crate) fn wait(way: &OwnedFd) -> Result<Option<(Order, Ends)>, ReceiveError> {
     let mut bytes = vec![0; MOST_BYTES];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let got = loop {
         match recvmsg(way, &mut [IoSliceMut::new(&mut bytes)], &mut control, RecvFlags::CMSG_CLOEXEC) {
             Err(Errno::INTR) => {}
-            other => break other.ok()?,
+            other => break other.map_err(ReceiveError::Socket)?,
         }
     };
+    if got.bytes == 0 {
+        return Ok(None);
+    }
     let mut descriptors = Vec::new();
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(received) = message {
             descriptors.extend(received);
         }
     }
-    if got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
-        return None;
-    }
-    let mut order: Order = decode(bytes.get(HEADER..got.bytes)?).ok()?;
+    let mut order: Order = decode(bytes.get(HEADER..got.bytes).unwrap_or_default())?;
     let mut descriptors = descriptors.into_iter();
-    let (result, tether) = (descriptors.next()?, descriptors.next()?);
+    let (Some(result), Some(tether)) = (descriptors.next(), descriptors.next()) else { return Err(ReceiveError::Descriptors) };
     order.descriptors = descriptors.by_ref().take(if order.tty { 1 } else { 3 }).collect();
     order.limits.doors = descriptors.collect();
-    Some((order, Ends { result, tether }))
+    if got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+        return Err(ReceiveError::Descriptors);
+    }
+    Ok(Some((order, Ends { result, tether })))
 }
 
 #[cfg(test)]
@@ -225,7 +229,7 @@ mod tests {
         let bytes = written(&order).unwrap();
         Spare { pid: rustix::process::getpid(), way: ours }.hand(&bytes, &order, &Ends { result: pen, tether: other }).unwrap();
         drop(order);
-        let (order, ends) = wait(&theirs).unwrap();
+        let (order, ends) = wait(&theirs).unwrap().unwrap();
         assert_eq!((order.command.0.len(), order.descriptors.len(), order.limits.doors.len()), (MOST_BYTES / 2, 3, 1));
         rustix::io::write(&ends.result, b"r").unwrap();
         rustix::io::write(&ends.tether, b"t").unwrap();
@@ -235,6 +239,6 @@ mod tests {
             assert_eq!(&byte, expect);
         }
         // The way was dropped with the spare's end of the spawner's: there will be none.
-        assert!(wait(&theirs).is_none());
+        assert!(wait(&theirs).unwrap().is_none());
     }
 }

@@ -22,4 +22,5 @@ pub mod path;
 pub mod process;
 pub mod rpc;
 pub mod sandbox;
+mod scan;
 pub mod signal;

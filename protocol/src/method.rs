@@ -1,5 +1,6 @@
 //! The closed lists of what can be called and announced.
 
+use crate::base64::{self, Checked, Chunk};
 use crate::environment::{ConfigReadParams, InfoParams};
 use crate::fs::MissingChangedNotice;
 use crate::fs::{
@@ -13,11 +14,12 @@ use crate::process::{
     CloseStdinParams, ClosedNotice, ExitedNotice, OutputNotice, ReadParams, ResizeParams, SignalParams, StartParams,
     TerminateParams, WriteParams,
 };
-use crate::rpc::{RpcError, code};
+use crate::rpc::{RawParams, RpcError, code};
 use crate::sandbox::is_near_miss;
+use crate::scan::Bulk;
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
-use serde_json::value::RawValue;
 
 /// A request, decoded.
 #[derive(Debug, Clone)]
@@ -142,8 +144,8 @@ impl Call {
     /// # Errors
     /// −32601 for a method that does not exist, −32602 for parameters that do not decode or hold a member that looks like a
     /// misspelt `sandbox`.
-    pub fn decode(method: &str, params: Option<&RawValue>) -> Result<Decoded, RpcError> {
-        let params = Params { method, text: params.map_or("null", RawValue::get) };
+    pub fn decode(method: &str, params: Option<RawParams<'_>>) -> Result<Decoded, RpcError> {
+        let params = Params { method, text: params.map_or("null", RawParams::get), bulk: params.and_then(|params| params.bulk) };
         if let Some((method, family)) = NOT_BUILT.into_iter().find(|(name, _)| *name == method) {
             let call = Self::NotBuilt { method, family };
             return match method {
@@ -158,14 +160,19 @@ impl Call {
             "process/start" => params.read(|start| Self::ProcessStart(Box::new(start))),
             "process/read" => params.read(Self::ProcessRead),
             "process/acknowledge" => params.read(Self::ProcessAcknowledge),
-            "process/write" => params.read(Self::ProcessWrite),
+            "process/write" => {
+                params.read_apart("chunk", |p, bytes| WriteParams { chunk: Chunk(bytes), ..p }, Self::ProcessWrite)
+            }
             "process/closeStdin" => params.read(Self::ProcessCloseStdin),
             "process/resize" => params.read(Self::ProcessResize),
             "process/list" => params.nothing(Self::ProcessList),
             "process/signal" => params.read(Self::ProcessSignal),
             "process/terminate" => params.read(Self::ProcessTerminate),
             "fs/readFile" => params.read(Self::FsReadFile),
-            "fs/writeFile" => params.read(Self::FsWriteFile),
+            "fs/writeFile" => {
+                let filled = |p, bytes| WriteFileParams { data_base64: Checked(Ok(bytes)), ..p };
+                params.read_apart("dataBase64", filled, Self::FsWriteFile)
+            }
             "fs/createDirectory" => params.read(Self::FsCreateDirectory),
             "fs/getMetadata" => params.read(Self::FsGetMetadata),
             "fs/canonicalize" => params.read(Self::FsCanonicalize),
@@ -175,7 +182,9 @@ impl Call {
             "fs/copy" => params.read(Self::FsCopy),
             "fs/open" => params.read(Self::FsOpen),
             "fs/readBlock" => params.read(Self::FsReadBlock),
-            "fs/writeBlock" => params.read(Self::FsWriteBlock),
+            "fs/writeBlock" => {
+                params.read_apart("chunk", |p, bytes| WriteBlockParams { chunk: Chunk(bytes), ..p }, Self::FsWriteBlock)
+            }
             "fs/close" => params.read(Self::FsClose),
             "fs/watchMissing" => params.read(Self::FsWatchMissing),
             "http/request" => params.read(|request| Self::HttpRequest(Box::new(request))),
@@ -259,7 +268,7 @@ impl Notice {
     ///
     /// # Errors
     /// Its parameters do not decode: the server breaks the rules of the wire.
-    pub fn decode(method: &str, params: &RawValue) -> Result<Option<Self>, serde_json::Error> {
+    pub fn decode(method: &str, params: RawParams<'_>) -> Result<Option<Self>, serde_json::Error> {
         let text = params.get();
         Ok(Some(match method {
             "process/output" => Self::Output(serde_json::from_str(text)?),
@@ -274,6 +283,7 @@ impl Notice {
 struct Params<'a> {
     method: &'a str,
     text: &'a str,
+    bulk: Option<Bulk<'a>>,
 }
 
 impl<'a> Params<'a> {
@@ -296,6 +306,27 @@ impl<'a> Params<'a> {
             Ok(params) => Ok(Decoded { call: call(params), ignored }),
             Err(error) => Err(self.wrong(&error)),
         }
+    }
+
+    /// Reads parameters that may be mostly one member in base64. That is decoded from where it was found, and the rest is read
+    /// without it, since to read it as JSON costs as much as all else. Where that fails everything is read, which says why.
+    fn read_apart<T: DeserializeOwned>(
+        &self,
+        member: &str,
+        fill: impl FnOnce(T, Vec<u8>) -> T,
+        call: fn(T) -> Call,
+    ) -> Result<Decoded, RpcError> {
+        let bulk = self.bulk.filter(|bulk| bulk.name == member);
+        if let Some(bulk) = bulk
+            && let Ok(bytes) = base64::decode(bulk.text)
+        {
+            let rest = Params { method: self.method, text: &bulk.around.concat(), bulk: None };
+            let read = rest.read(|params: T| call(fill(params, bytes)));
+            if read.is_ok() {
+                return read;
+            }
+        }
+        self.read(call)
     }
 
     /// Parameters of a method that is not built: they are checked all the same, before the handshake is.
@@ -356,10 +387,58 @@ fn without_position(error: &serde_json::Error) -> String {
 mod tests {
     use super::*;
     use crate::http::RedirectPolicy;
+    use crate::rpc::{self, Message};
+    use serde_json::value::RawValue;
 
     fn decode(method: &str, params: &str) -> Result<Decoded, RpcError> {
         let raw: Box<RawValue> = serde_json::from_str(params).unwrap();
-        Call::decode(method, Some(&raw))
+        Call::decode(method, Some(RawParams::from(&*raw)))
+    }
+
+    /// Decodes a message both as it is and as if its bytes had not been found by the way.
+    fn decode_both(method: &str, params: &str) -> [Result<Call, RpcError>; 2] {
+        let message = format!(r#"{{"id":1,"method":"{method}","params":{params}}}"#);
+        let Ok(Message::Request { params: Some(found), .. }) = rpc::parse(message.as_bytes()) else { panic!("{message}") };
+        assert!(found.bulk.is_some());
+        let mut whole = found;
+        whole.bulk = None;
+        [found, whole].map(|params| Call::decode(method, Some(params)).map(|decoded| decoded.call))
+    }
+
+    #[test]
+    fn bytes_that_were_found_by_the_way_are_those_of_the_parameters() {
+        let bytes: Vec<u8> = (0..=255).cycle().take(5000).collect();
+        let (text, path) = (base64::encode(&bytes), "file:///p");
+        let sent = |call: &Call| match call {
+            Call::FsWriteFile(p) => (p.data_base64.0.clone().unwrap(), format!("{p:?}")),
+            Call::FsWriteBlock(p) => (p.chunk.0.clone(), format!("{p:?}")),
+            Call::ProcessWrite(p) => (p.chunk.0.clone(), format!("{p:?}")),
+            other => panic!("{other:?}"),
+        };
+        for (method, params) in [
+            ("fs/writeFile", format!(r#"{{"path":"{path}","dataBase64":"{text}","operationId":"o","new":1}}"#)),
+            ("fs/writeFile", format!(r#"{{ "dataBase64" : "{text}" , "sandbox": {{"a":[1]}} , "path" : "{path}" }}"#)),
+            ("fs/writeBlock", format!(r#"{{"handleId":"h","offset":7,"chunk":"{text}"}}"#)),
+            ("process/write", format!(r#"{{"processId":"p","chunk":"{text}","writeId":"w"}}"#)),
+        ] {
+            let [found, whole] = decode_both(method, &params).map(|call| sent(&call.unwrap()));
+            assert_eq!(found, whole);
+            assert_eq!(found.0, bytes);
+        }
+        for (method, params) in [
+            ("fs/writeFile", format!(r#"{{"dataBase64":"{text}"}}"#)),
+            ("fs/writeFile", format!(r#"{{"path":"{path}","dataBase64":"","x":"{text}","sandBox":1}}"#)),
+            ("fs/writeFile", format!(r#"{{"path":"{path}","dataBase64":"{text}","sandBox":{{}}}}"#)),
+            ("fs/writeBlock", format!(r#"{{"handleId":"h","offset":-7,"chunk":"{text}"}}"#)),
+            ("process/write", format!(r#"{{"processId":"p","chunk":"!{text}","writeId":"w"}}"#)),
+        ] {
+            let [found, whole] = decode_both(method, &params).map(Result::unwrap_err);
+            assert_eq!(found, whole);
+        }
+        let wrong = format!(r#"{{"path":"{path}","dataBase64":"{text}="}}"#);
+        let [found, whole] = decode_both("fs/writeFile", &wrong).map(|call| format!("{:?}", call.unwrap()));
+        assert_eq!(found, whole);
+        assert!(found.contains("Invalid"), "{found}");
     }
 
     #[test]
@@ -480,7 +559,7 @@ mod tests {
     fn notices_of_this_list_and_others() {
         let decode = |method: &str, params: &str| {
             let raw: Box<RawValue> = serde_json::from_str(params).unwrap();
-            Notice::decode(method, &raw)
+            Notice::decode(method, RawParams::from(&*raw))
         };
         let closed = Notice::Closed(ClosedNotice { process_id: "p".to_owned(), seq: 3 });
         assert_eq!(decode("process/closed", r#"{"processId":"p","seq":3}"#).unwrap(), Some(closed));

@@ -2,6 +2,7 @@
 
 use crate::denial::{self, Denial};
 use crate::limit::LimitReached;
+use crate::scan::{Bulk, scan};
 use serde::de::{DeserializeSeed, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
@@ -56,14 +57,14 @@ pub enum Message<'a> {
         /// What is called.
         method: Cow<'a, str>,
         /// With what.
-        params: Option<&'a RawValue>,
+        params: Option<RawParams<'a>>,
     },
     /// Wants none.
     Notification {
         /// What is announced.
         method: Cow<'a, str>,
         /// With what.
-        params: Option<&'a RawValue>,
+        params: Option<RawParams<'a>>,
     },
     /// An answer.
     Response {
@@ -72,6 +73,28 @@ pub enum Message<'a> {
         /// What came of it.
         outcome: Result<&'a RawValue, RpcError>,
     },
+}
+
+/// The parameters of a message: JSON that was checked with it, not decoded.
+#[derive(Debug, Clone, Copy)]
+pub struct RawParams<'a> {
+    text: &'a str,
+    /// The text of a member that is mostly all of it, found by the way.
+    pub(crate) bulk: Option<Bulk<'a>>,
+}
+
+impl<'a> RawParams<'a> {
+    /// As they were written.
+    #[must_use]
+    pub fn get(self) -> &'a str {
+        self.text
+    }
+}
+
+impl<'a> From<&'a RawValue> for RawParams<'a> {
+    fn from(raw: &'a RawValue) -> Self {
+        Self { text: raw.get(), bulk: None }
+    }
 }
 
 /// An error on the wire.
@@ -126,6 +149,28 @@ impl RpcError {
 /// The text is not one JSON object, repeats a member at any depth, holds more than [`MAX_VALUES`] values, or is neither
 /// request, notification nor response. The error says where.
 pub fn parse(bytes: &[u8]) -> Result<Message<'_>, String> {
+    usual(bytes).map_or_else(|| judge(bytes), Ok)
+}
+
+/// A request or a notification that is written as nearly all are; none of what only [`judge`] can say something about.
+pub(crate) fn usual(bytes: &[u8]) -> Option<Message<'_>> {
+    let found = scan(bytes, MAX_VALUES)?;
+    let method = Cow::Borrowed(found.method);
+    let params = found.params.map(|text| RawParams { text, bulk: found.bulk });
+    Some(match found.id {
+        None => Message::Notification { method, params },
+        Some(id) => {
+            let id = match id.strip_prefix('"') {
+                Some(text) => Id::Text(text.strip_suffix('"')?.to_owned()),
+                None => Id::Number(id.parse().ok()?),
+            };
+            Message::Request { id, method, params }
+        }
+    })
+}
+
+/// Reads any message, or says what is wrong with it.
+pub(crate) fn judge(bytes: &[u8]) -> Result<Message<'_>, String> {
     check(bytes).map_err(|error| error.to_string())?;
     let text = std::str::from_utf8(bytes).map_err(|error| error.to_string())?;
     let envelope: Envelope<'_> = serde_json::from_str(text).map_err(|error| error.to_string())?;
@@ -243,7 +288,7 @@ impl<'a> Envelope<'a> {
             serde_json::from_str::<Id>(raw.get())
                 .map_err(|_| "data did not match any variant of untagged enum RequestId".to_owned())
         };
-        let params = self.params;
+        let params = self.params.map(RawParams::from);
         if let Some(method) = self.method {
             let method = text(method)?;
             return Ok(match self.id {

@@ -191,13 +191,13 @@ fn landlock_abi(policy: &Policy) -> Result<u32, EnforceError> {
 
 /// The kernel counts the threads of this process; where its count cannot be had, the process counts as many.
 fn refuse_threads() -> Result<(), EnforceError> {
-    let status = std::fs::read_to_string("/proc/self/status")
-        .map_err(|error| EnforceError::Uncounted { errno: error.raw_os_error().unwrap_or(0) })?;
-    let count = status.lines().find_map(|line| line.strip_prefix("Threads:")).and_then(|count| count.trim().parse().ok());
-    match count {
+    // The kernel counts a link for each thread, beside the two of every directory (`proc_task_getattr`). The text of `status` would
+    // be a tenth of a millisecond's work for one number.
+    let tasks = rustix::fs::stat("/proc/self/task").map_err(|errno| EnforceError::Uncounted { errno: errno.raw_os_error() })?;
+    match tasks.st_nlink.checked_sub(2) {
         Some(1) => Ok(()),
-        Some(count) => Err(EnforceError::Threads { count }),
-        None => Err(EnforceError::Uncounted { errno: 0 }),
+        None | Some(0) => Err(EnforceError::Uncounted { errno: 0 }),
+        Some(count) => Err(EnforceError::Threads { count: count.try_into().unwrap_or(u32::MAX) }),
     }
 }
 
@@ -260,7 +260,7 @@ pub enum EnforceError {
         count: u32,
     },
     /// The kernel does not say how many threads there are.
-    #[error("count threads in /proc/self/status before confinement; mount /proc")]
+    #[error("count threads in /proc/self/task before confinement; mount /proc")]
     Uncounted {
         /// The system's number.
         errno: i32,

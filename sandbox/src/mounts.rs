@@ -17,7 +17,7 @@ mod tree;
 
 use crate::compiled::Compiled;
 use crate::roots::Roots;
-use device::Devices;
+use device::{Devices, Processes};
 use mask::Masks;
 use place::{Base, Builder};
 use portcullis_protocol::path::AbsolutePath;
@@ -25,7 +25,6 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
-use tree::{Lock, Tree};
 
 pub use point::{Point, is_mount_point, remove};
 
@@ -99,14 +98,7 @@ pub fn build(plan: Plan<'_>, announce: &mut dyn FnMut(&Path)) -> Result<View, Mo
 
     // What is granted, as the machine has it, before anything is locked.
     let devices = Devices::take(plan.terminal)?;
-    let machine_proc = match device::machine_proc() {
-        Some(proc) => {
-            let tree = Tree::clone_of(proc.as_fd(), Path::new("/proc"))?;
-            tree.lock(Lock::ReadOnly, Path::new("/proc"))?;
-            Some(tree)
-        }
-        None => None,
-    };
+    let proc = Processes::take()?;
     let mut builder = Builder::take(plan)?;
 
     // The ground: the machine's tree, read-only, or an empty one.
@@ -120,7 +112,7 @@ pub fn build(plan: Plan<'_>, announce: &mut dyn FnMut(&Path)) -> Result<View, Mo
     builder.cover_with(Masks::new(directory("/dev")?.as_fd())?);
     let own_devices = devices.mount(directory("/dev")?.as_fd())?;
     builder.lock_later(own_devices, Path::new("/dev"));
-    let own_proc = device::mount_proc(directory("/proc")?.as_fd(), machine_proc.as_ref())?;
+    let own_proc = proc.mount(directory("/proc")?.as_fd())?;
 
     // Every place where the verdict changes, those above first.
     let points = builder.place_all(announce)?;

@@ -7,7 +7,7 @@ use crate::process::ProcessEvent;
 use portcullis_protocol::denial::Denials;
 use portcullis_protocol::method::Notice;
 use portcullis_protocol::process::{ClosedNotice, ExitedNotice, OutputNotice};
-use portcullis_protocol::rpc::{self, Id, Message, RpcError};
+use portcullis_protocol::rpc::{self, Id, Message, RawParams, RpcError};
 use serde_json::value::RawValue;
 use std::time::Instant;
 
@@ -66,7 +66,7 @@ impl Core {
         }
     }
 
-    fn notice(&mut self, method: &str, params: &RawValue) -> Result<(), String> {
+    fn notice(&mut self, method: &str, params: RawParams<'_>) -> Result<(), String> {
         if method == "http/request/bodyDelta" {
             return self.body_delta(params);
         }

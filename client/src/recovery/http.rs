@@ -5,7 +5,7 @@ use super::{Core, EVENT_COST, Output, Owner, RouteId, Ticket};
 use crate::ExecServerError;
 use crate::pending::Again;
 use portcullis_protocol::http::BodyDelta;
-use serde_json::value::RawValue;
+use portcullis_protocol::rpc::RawParams;
 
 /// A body that comes.
 #[derive(Debug)]
@@ -34,7 +34,7 @@ impl Core {
         }
     }
 
-    pub(super) fn body_delta(&mut self, params: &RawValue) -> Result<(), String> {
+    pub(super) fn body_delta(&mut self, params: RawParams<'_>) -> Result<(), String> {
         let delta: BodyDelta = serde_json::from_str(params.get())
             .map_err(|error| format!("the server's http/request/bodyDelta is not understood: {error}"))?;
         let found = self.bodies.iter_mut().find(|(_, body)| body.request == delta.request_id && !body.is_ended);

@@ -8,14 +8,13 @@ use crate::link::Outgoing;
 use crate::metrics::Direction;
 use crate::reply;
 use portcullis_protocol::method::{Call, Decoded};
-use portcullis_protocol::rpc::{self, Id, RpcError};
+use portcullis_protocol::rpc::{self, Id, RawParams, RpcError};
 use serde::Serialize;
-use serde_json::value::RawValue;
 use std::sync::Arc;
 
 impl Connection {
     /// A request came: from here on it is measured and, if it can be, recorded.
-    pub(super) async fn asked(&mut self, method: &str, params: Option<&RawValue>) -> Result<Call, RpcError> {
+    pub(super) async fn asked(&mut self, method: &str, params: Option<RawParams<'_>>) -> Result<Call, RpcError> {
         let allowed = self.scope.as_ref().map_or(Ok(()), |scope| scope.admit(method)).map_err(reply::invalid);
         let decoded = Call::decode(method, params);
         let method = decoded.as_ref().map_or(INVALID, |decoded| decoded.call.method());

@@ -14,8 +14,8 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::net::UnixStream;
 
-/// Bytes asked of the kernel at once: a frame with the largest inline payload needs two reads.
-const READ: usize = 64 * 1024;
+/// Bytes asked of the kernel at once: content that a worker sends along fits, with what is before it.
+const READ: usize = 72 * 1024;
 
 /// The two directions of a socket, for one sending and one receiving task.
 pub(crate) fn pair_up(stream: UnixStream) -> (FrameSender, FrameReceiver) {
@@ -45,11 +45,17 @@ impl FrameSender {
     /// Sends one frame of `protocol::helper::encode` and its descriptors. Dropping the future may leave half a frame on its
     /// way, after which the socket is of no use; so is it after an error, unless [`Self::is_untouched`] says otherwise.
     pub(crate) async fn send(&mut self, frame: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        self.send_parts([frame, &[]], descriptors).await
+    }
+
+    /// The same for a frame whose payload is in its own buffer.
+    pub(crate) async fn send_parts(&mut self, [head, payload]: [&[u8]; 2], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         let mut sent = 0;
-        while sent < frame.len() {
+        while sent < head.len() + payload.len() {
             // Descriptors travel with the first byte, and the kernel takes them with the first call that sends any.
             let with = if sent == 0 { descriptors } else { &[] };
-            sent += self.socket.async_io(Interest::WRITABLE, || send_some(&self.socket, &frame[sent..], with)).await?;
+            let rest = [&head[sent.min(head.len())..], &payload[sent.saturating_sub(head.len())..]];
+            sent += self.socket.async_io(Interest::WRITABLE, || send_some(&self.socket, rest, with)).await?;
         }
         Ok(())
     }
@@ -61,13 +67,13 @@ impl FrameSender {
     }
 }
 
-fn send_some(socket: &UnixStream, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<usize> {
+fn send_some(socket: &UnixStream, parts: [&[u8]; 2], descriptors: &[BorrowedFd<'_>]) -> io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
         return Err(io::Error::other(format!("{} descriptors in one frame: the bound is {MAX_DESCRIPTORS}", descriptors.len())));
     }
-    Ok(sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?)
+    Ok(sendmsg(socket, &parts.map(IoSlice::new), &mut control, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?)
 }
 
 /// Receives frames.
@@ -181,7 +187,7 @@ mod tests {
         drop(sender);
         for (nth, count) in [(0_u8, 2_usize), (1, 0), (2, 1)] {
             let (frame, descriptors) = receiver.recv().await.unwrap().unwrap();
-            assert_eq!((frame.payload, descriptors.len()), (vec![nth; 10], count));
+            assert_eq!((&frame.payload[..], descriptors.len()), (&[nth; 10][..], count));
             for (at, descriptor) in descriptors.iter().enumerate() {
                 rustix::io::write(descriptor, &[nth]).unwrap();
                 let mut byte = [9];

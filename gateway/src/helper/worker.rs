@@ -5,7 +5,7 @@ use super::spawner::{Spawner, SpawnerError, WorkerChild};
 use crate::session::Turn;
 use portcullis_protocol::helper::{
     BUILD, Enforced, Frame, FsDone, FsError, FsOperation, FsReply, FsRequest, StepFailed, WorkerAnswer, WorkerSetup, decode,
-    encode,
+    encode, encode_head,
 };
 use portcullis_protocol::path::Bytes;
 use portcullis_sandbox::policy::Policy;
@@ -67,7 +67,7 @@ pub(crate) struct Answer {
 #[derive(Debug)]
 pub(crate) struct Done {
     pub(crate) done: FsDone,
-    pub(crate) payload: Vec<u8>,
+    pub(crate) payload: bytes::Bytes,
     pub(crate) descriptor: Option<OwnedFd>,
 }
 
@@ -275,13 +275,13 @@ impl Task {
     fn accept(&mut self, job: Job) -> Result<(FrameSender, Vec<u8>, Content), String> {
         let id = self.next;
         self.next += 1;
-        let (payload, descriptors): (&[u8], usize) = match &job.request.content {
-            Content::None => (&[], 0),
-            Content::Inline(bytes) => (bytes, 0),
-            Content::Descriptor(_) => (&[], 1),
+        let (payload, descriptors) = match &job.request.content {
+            Content::None => (0, 0),
+            Content::Inline(bytes) => (bytes.len(), 0),
+            Content::Descriptor(_) => (0, 1),
         };
         let request = FsRequest { id, operation: job.request.operation };
-        let frame = encode(&request, payload, descriptors).map_err(|error| error.to_string())?;
+        let frame = encode_head(&request, payload, descriptors).map_err(|error| error.to_string())?;
         let sender = self.sender.take().ok_or("two frames at once")?;
         self.awaited.insert(id, Awaited { turn: job.turn, reply: job.reply });
         self.deadlines.push_back((Instant::now() + job.deadline, id));
@@ -314,7 +314,8 @@ impl Task {
 async fn send(mut sender: FrameSender, frame: Vec<u8>, content: Content) -> (FrameSender, std::io::Result<()>) {
     let sent = match &content {
         Content::Descriptor(descriptor) => sender.send(&frame, &[descriptor.as_fd()]).await,
-        Content::None | Content::Inline(_) => sender.send(&frame, &[]).await,
+        Content::Inline(payload) => sender.send_parts([&frame, payload], &[]).await,
+        Content::None => sender.send(&frame, &[]).await,
     };
     (sender, sent)
 }

@@ -3,7 +3,7 @@
 use super::rules::Want;
 use super::view::{Follow, View};
 use super::{Answer, is, os};
-use portcullis_protocol::helper::{FsDone, FsError, INLINE_PAYLOAD};
+use portcullis_protocol::helper::{FsDone, FsError};
 use portcullis_protocol::path::AbsolutePath;
 use rustix::fs::{FileType, MemfdFlags, OFlags, SealFlags, Stat, fcntl_add_seals, fstat, fstatfs, memfd_create};
 use rustix::io::{Errno, read, write};
@@ -11,6 +11,9 @@ use std::os::fd::OwnedFd;
 
 /// How files are opened to be read: a FIFO or a device neither hangs nor becomes a terminal of ours.
 const FLAGS: OFlags = OFlags::RDONLY.union(OFlags::NONBLOCK).union(OFlags::NOCTTY);
+
+/// Content above this many bytes goes as a descriptor: the gateway reads it from the file itself, which copies it once less.
+const INLINE: usize = 64 * 1024;
 
 /// Bytes moved at once where the kernel cannot do it alone.
 pub(super) const BLOCK: usize = 256 * 1024;
@@ -27,11 +30,11 @@ pub(super) fn file(view: &View, path: &AbsolutePath, follow: bool, limit: u64) -
     if size > limit {
         return Err(FsError::TooLarge(limit));
     }
-    if size > INLINE_PAYLOAD as u64 && is_local(&file) {
+    if size > INLINE as u64 && is_local(&file) {
         return Ok(Answer { outcome: Ok(FsDone::Descriptor { size }), payload: Vec::new(), descriptor: Some(file) });
     }
     // One byte more than it has shows with one call that this is the end. Files in /proc say that they are empty.
-    let room = if size == 0 { INLINE_PAYLOAD } else { usize::try_from(size).unwrap_or(BLOCK).min(BLOCK) } + 1;
+    let room = if size == 0 { INLINE } else { usize::try_from(size).unwrap_or(BLOCK).min(BLOCK) } + 1;
     let mut content = vec![0; room];
     let mut length = 0;
     while length < room {
@@ -45,7 +48,7 @@ pub(super) fn file(view: &View, path: &AbsolutePath, follow: bool, limit: u64) -
     if content.len() as u64 > limit {
         return Err(FsError::TooLarge(limit));
     }
-    if content.len() <= INLINE_PAYLOAD {
+    if content.len() <= INLINE {
         return Ok(Answer { outcome: Ok(FsDone::Content), payload: content, descriptor: None });
     }
     into_memory(&file, content, limit)
@@ -140,7 +143,7 @@ mod tests {
     fn small_empty_and_large_files_come_whole() {
         let tree = Tree::new();
         let large: Vec<u8> = (0..300_000_u32).map(|at| at.to_le_bytes()[0]).collect();
-        for content in [&b""[..], b"x", &large[..INLINE_PAYLOAD], &large[..=INLINE_PAYLOAD], &large] {
+        for content in [&b""[..], b"x", &large[..INLINE], &large[..=INLINE], &large] {
             tree.put("f", content);
             for view in [View::unconfined(), tree.writable()] {
                 assert_eq!(read_file(&view, tree.path("f"), true).unwrap(), content);

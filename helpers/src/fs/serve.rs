@@ -6,8 +6,8 @@
 //! first, up to a bound: a request that hangs never holds up the next.
 
 use super::Answer;
-use crate::frames::{Inlet, ReceiveError, Received, Wait, send_all};
-use portcullis_protocol::helper::{FsError, FsOperation, FsReply, FsRequest, decode, encode};
+use crate::frames::{Inlet, ReceiveError, Received, Wait, send_parts};
+use portcullis_protocol::helper::{FsError, FsOperation, FsReply, FsRequest, decode, encode_head};
 use rustix::event::epoll::{self, Event, EventData, EventFlags};
 use rustix::io::Errno;
 use std::mem::MaybeUninit;
@@ -103,7 +103,8 @@ where
             woken.map_err(ServeError::Wait)?;
             let (received, has_more) = {
                 let mut inlet = lock(&self.inlet);
-                (inlet.next(self.socket.as_fd(), Wait::No)?, inlet.has_frame())
+                // Nobody else could read on in the middle of a frame, and the gateway sends whole ones.
+                (inlet.next(self.socket.as_fd(), Wait::Rest)?, inlet.has_frame())
             };
             // Somebody must be woken by the next request from here on.
             let arm = || epoll::modify(&self.arrivals, &self.socket, EventData::new_u64(0), armed(has_more));
@@ -135,16 +136,16 @@ where
     fn reply(&self, id: u64, answer: Answer) -> Result<(), ServeError> {
         let Answer { outcome, payload, descriptor } = answer;
         let reply = FsReply { id, outcome };
-        let (bytes, descriptor) = match encode(&reply, &payload, usize::from(descriptor.is_some())) {
-            Ok(bytes) => (bytes, descriptor),
+        let (head, payload, descriptor) = match encode_head(&reply, payload.len(), usize::from(descriptor.is_some())) {
+            Ok(head) => (head, payload, descriptor),
             // More than a frame holds is an error of this request, not the end of the worker.
             Err(_too_large) => {
                 let outcome = Err(FsError::Os(Errno::OVERFLOW.raw_os_error()));
-                (encode(&FsReply { id, outcome }, b"", 0)?, None)
+                (encode_head(&FsReply { id, outcome }, 0, 0)?, Vec::new(), None)
             }
         };
         let _turn = lock(&self.outlet);
-        match send_all(self.socket.as_fd(), &bytes, descriptor.as_ref().map(AsFd::as_fd)) {
+        match send_parts(self.socket.as_fd(), [&head, &payload], descriptor.as_ref().map(AsFd::as_fd)) {
             Ok(()) => Ok(()),
             // The gateway is gone; the next read will say so too.
             Err(Errno::PIPE | Errno::CONNRESET) => Ok(()),
@@ -183,7 +184,8 @@ mod tests {
     use super::super::tests::Tree;
     use super::super::{View, carry_out};
     use super::*;
-    use portcullis_protocol::helper::FsDone;
+    use crate::frames::send_all;
+    use portcullis_protocol::helper::{FsDone, encode};
     use portcullis_protocol::path::AbsolutePath;
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
     use std::sync::mpsc::{Receiver, channel};
@@ -214,7 +216,7 @@ mod tests {
 
         fn reply(&mut self) -> (FsReply, Vec<u8>) {
             let Received::Frame(frame, _none) = self.inlet.next(self.socket.as_fd(), Wait::Yes).unwrap() else { panic!() };
-            (decode(&frame.body).unwrap(), frame.payload)
+            (decode(&frame.body).unwrap(), frame.payload.to_vec())
         }
 
         fn end(self) -> Result<(), ServeError> {

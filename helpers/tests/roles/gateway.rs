@@ -234,7 +234,7 @@ impl Worker {
         let (frame, descriptors) = self.channel.receive().expect("a reply before the end");
         let reply: FsReply = decode(&frame.body).unwrap();
         assert_eq!(reply.id, 5);
-        (reply.outcome, frame.payload, descriptors)
+        (reply.outcome, frame.payload.to_vec(), descriptors)
     }
 
     pub(crate) fn read(&mut self, path: impl AsRef<Path>) -> Result<Vec<u8>, FsError> {

@@ -1,6 +1,7 @@
 //! Frames: where one ends and the next begins.
 
 use super::{HEADER, INLINE_PAYLOAD, MAX_BODY, MAX_DESCRIPTORS};
+use bytes::{Bytes, BytesMut};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -8,9 +9,9 @@ use serde::de::DeserializeOwned;
 #[derive(Debug, PartialEq, Eq)]
 pub struct Frame {
     /// In postcard; see [`decode`].
-    pub body: Vec<u8>,
+    pub body: Bytes,
     /// Raw bytes.
-    pub payload: Vec<u8>,
+    pub payload: Bytes,
     /// How many descriptors of those that arrived belong to it.
     pub descriptors: usize,
 }
@@ -40,18 +41,27 @@ pub enum FrameError {
 /// # Errors
 /// A part is above its bound.
 pub fn encode(body: &impl Serialize, payload: &[u8], descriptors: usize) -> Result<Vec<u8>, FrameError> {
+    let mut bytes = encode_head(body, payload.len(), descriptors)?;
+    bytes.extend_from_slice(payload);
+    Ok(bytes)
+}
+
+/// Builds a frame without its payload, which follows from its own buffer.
+///
+/// # Errors
+/// A part is above its bound.
+pub fn encode_head(body: &impl Serialize, payload: usize, descriptors: usize) -> Result<Vec<u8>, FrameError> {
     let mut bytes = vec![0; HEADER];
     bytes = postcard::to_extend(body, bytes).map_err(|error| FrameError::Body(error.to_string()))?;
     let body = bytes.len() - HEADER;
-    let too_large = || FrameError::TooLarge { body, payload: payload.len(), descriptors };
-    if body > MAX_BODY || payload.len() > INLINE_PAYLOAD || descriptors > MAX_DESCRIPTORS {
+    let too_large = || FrameError::TooLarge { body, payload, descriptors };
+    if body > MAX_BODY || payload > INLINE_PAYLOAD || descriptors > MAX_DESCRIPTORS {
         return Err(too_large());
     }
-    for (at, length) in [body, payload.len(), descriptors].into_iter().enumerate() {
+    for (at, length) in [body, payload, descriptors].into_iter().enumerate() {
         let length = u32::try_from(length).map_err(|_| too_large())?;
         bytes[at * 4..at * 4 + 4].copy_from_slice(&length.to_le_bytes());
     }
-    bytes.extend_from_slice(payload);
     Ok(bytes)
 }
 
@@ -64,36 +74,37 @@ pub fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T, FrameError> {
     if rest.is_empty() { Ok(value) } else { Err(FrameError::Body(format!("{} bytes too many", rest.len()))) }
 }
 
+/// Bytes that are kept between frames. What a larger one took goes with it.
+const KEPT: usize = 64 * 1024;
+
 /// Finds frames in a stream of bytes. Sans-IO: push what was read, then take frames until there is none.
 #[derive(Debug, Default)]
 pub struct Deframer {
-    bytes: Vec<u8>,
-    taken: usize,
+    bytes: BytesMut,
 }
 
 impl Deframer {
     /// Adds bytes that were read.
     pub fn push(&mut self, bytes: &[u8]) {
-        if self.taken == self.bytes.len() {
-            self.bytes.clear();
-            self.taken = 0;
-        } else if self.taken > INLINE_PAYLOAD {
-            self.bytes.drain(..self.taken);
-            self.taken = 0;
-        }
         self.bytes.extend_from_slice(bytes);
+        // Room for the rest of a large frame at once, so that what came of it is not moved again and again.
+        if let Ok(Some(Header { body, payload, .. })) = self.header() {
+            self.bytes.reserve((HEADER + body + payload).saturating_sub(self.bytes.len()));
+        }
     }
 
-    /// The next whole frame, if there is one.
+    /// The next whole frame, if there is one. Its bytes are not copied.
     ///
     /// # Errors
     /// The header says more than the bounds allow; the stream is of no use after that.
     pub fn next_frame(&mut self) -> Result<Option<Frame>, FrameError> {
-        let Some((body, payload, descriptors)) = self.whole()? else { return Ok(None) };
-        let (rest, end) = (&self.bytes[self.taken..], HEADER + body + payload);
-        let frame = Frame { body: rest[HEADER..HEADER + body].to_vec(), payload: rest[HEADER + body..end].to_vec(), descriptors };
-        self.taken += end;
-        Ok(Some(frame))
+        let Some(Header { body, payload, descriptors }) = self.whole()? else { return Ok(None) };
+        let mut frame = self.bytes.split_to(HEADER + body + payload).freeze();
+        if self.bytes.is_empty() && frame.len() > KEPT {
+            self.bytes = BytesMut::new();
+        }
+        let payload = frame.split_off(HEADER + body);
+        Ok(Some(Frame { body: frame.split_off(HEADER), payload, descriptors }))
     }
 
     /// Whether [`Self::next_frame`] has something to say without another push.
@@ -102,12 +113,13 @@ impl Deframer {
         !matches!(self.whole(), Ok(None))
     }
 
-    /// The header's numbers of a frame that is there to its end.
-    fn whole(&self) -> Result<Option<(usize, usize, usize)>, FrameError> {
-        let rest = &self.bytes[self.taken..];
-        let Some(header) = rest.first_chunk::<HEADER>() else {
-            return Ok(None);
-        };
+    /// The next header, if the frame behind it is there to its end.
+    fn whole(&self) -> Result<Option<Header>, FrameError> {
+        Ok(self.header()?.filter(|header| self.bytes.len() >= HEADER + header.body + header.payload))
+    }
+
+    fn header(&self) -> Result<Option<Header>, FrameError> {
+        let Some(header) = self.bytes.first_chunk::<HEADER>() else { return Ok(None) };
         let field = |at: usize| {
             let mut word = [0; 4];
             word.copy_from_slice(&header[at..at + 4]);
@@ -117,14 +129,21 @@ impl Deframer {
         if body > MAX_BODY || payload > INLINE_PAYLOAD || descriptors > MAX_DESCRIPTORS {
             return Err(FrameError::TooLarge { body, payload, descriptors });
         }
-        Ok((rest.len() >= HEADER + body + payload).then_some((body, payload, descriptors)))
+        Ok(Some(Header { body, payload, descriptors }))
     }
 
     /// Whether bytes of an unfinished frame are held: the peer ended in the middle.
     #[must_use]
     pub fn is_mid_frame(&self) -> bool {
-        self.taken < self.bytes.len()
+        !self.bytes.is_empty()
     }
+}
+
+/// The numbers of a frame's header, within their bounds.
+struct Header {
+    body: usize,
+    payload: usize,
+    descriptors: usize,
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ mod frame;
 mod fs;
 mod spawn;
 
-pub use frame::{Deframer, Frame, FrameError, decode, encode};
+pub use frame::{Deframer, Frame, FrameError, decode, encode, encode_head};
 pub use fs::{DirectoryEntry, FileMetadata, FsDone, FsError, FsOperation, FsReply, FsRequest, OpenMode, WalkBounds, WalkEntry};
 pub use spawn::{
     CgroupLayer, Command, Enforced, ExitStatus, NamespaceLayer, SpawnerEvent, SpawnerRequest, Step, StepFailed, WorkerAnswer,
@@ -28,8 +28,9 @@ pub const EXIT_BY_HAND: i32 = 122;
 /// Where a worker finds its control socket. The spawner's control socket is its standard input.
 pub const CONTROL_DESCRIPTOR: i32 = 3;
 
-/// Payloads above this many bytes travel as a descriptor.
-pub const INLINE_PAYLOAD: usize = 64 * 1024;
+/// Payloads above this many bytes travel as a descriptor. A worker has at most 16 of them at a time; to make a file in memory for
+/// so few bytes, fill it and empty it again takes five times as long as a socket.
+pub const INLINE_PAYLOAD: usize = 1024 * 1024;
 
 /// Bound of one body: a directory listing of 50,000 names of 255 bytes fits.
 pub const MAX_BODY: usize = 16 * 1024 * 1024;

@@ -6,7 +6,7 @@ use rustix::fs::{AtFlags, CWD, FileType, fstat, statat, symlinkat};
 use rustix::io::Errno;
 use rustix::mount::MountAttrFlags;
 use std::ffi::OsStr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 
 /// Devices without a state of their own, and the terminal that controls whoever opens it.
@@ -96,19 +96,29 @@ fn console(terminal: BorrowedFd<'_>) -> Result<Tree, Errno> {
     Ok(tree)
 }
 
-/// Mounts the processes of this pid namespace at `/proc`, read-only. False if the kernel refuses a fresh one, because parts of
-/// the machine's are masked, as in many containers: then the machine's stays visible, read-only, with those parts masked.
-pub(super) fn mount_proc(target: BorrowedFd<'_>, instead: Option<&Tree>) -> Result<bool, MountError> {
-    let path = Path::new("/proc");
-    match own_proc() {
-        Ok(tree) => tree.attach(target, path).map(|()| true),
-        Err(MountError { errno, .. }) if errno == Errno::PERM.raw_os_error() => {
-            if let Some(tree) = instead {
-                tree.attach(target, path)?;
-            }
-            Ok(false)
+/// What becomes `/proc`. The kernel gives a fresh one only where the machine's can be seen as a whole, so it is taken before the
+/// ground is laid.
+#[derive(Debug)]
+pub(super) enum Processes {
+    /// Those of this pid namespace.
+    Own(Tree),
+    /// The machine's, read-only, with those parts masked that are masked for everybody here, as in many containers.
+    Machine(Option<Tree>),
+}
+
+impl Processes {
+    pub(super) fn take() -> Result<Self, MountError> {
+        match own_proc() {
+            Err(MountError { errno, .. }) if errno == Errno::PERM.raw_os_error() => machine_proc().map(Self::Machine),
+            own => own.map(Self::Own),
         }
-        Err(error) => Err(error),
+    }
+
+    /// Mounts them at `/proc`. Whether they are this namespace's own.
+    pub(super) fn mount(&self, target: BorrowedFd<'_>) -> Result<bool, MountError> {
+        let (Self::Own(tree) | Self::Machine(Some(tree))) = self else { return Ok(false) };
+        tree.attach(target, Path::new("/proc"))?;
+        Ok(matches!(self, Self::Own(_)))
     }
 }
 
@@ -130,9 +140,13 @@ fn attach_directory(at: BorrowedFd<'_>, name: &str, tree: &Tree) -> Result<(), M
     tree.attach(tree::make_directory(at, OsStr::new(name), &path)?.as_fd(), &path)
 }
 
-/// Whether the machine's `/proc` is one, and so worth showing where no own one can be had.
-pub(super) fn machine_proc() -> Option<OwnedFd> {
-    let is_directory = statat(CWD, "/proc", AtFlags::SYMLINK_NOFOLLOW)
+/// The machine's, if it is one.
+fn machine_proc() -> Result<Option<Tree>, MountError> {
+    let path = Path::new("/proc");
+    let is_directory = statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW)
         .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory);
-    is_directory.then(|| tree::try_open(Path::new("/proc")).ok()).flatten()
+    let Some(proc) = is_directory.then(|| tree::try_open(path).ok()).flatten() else { return Ok(None) };
+    let tree = Tree::clone_of(proc.as_fd(), path)?;
+    tree.lock(Lock::ReadOnly, path)?;
+    Ok(Some(tree))
 }

@@ -24,15 +24,23 @@ impl Builder {
         above: Verdict,
         announce: &mut dyn FnMut(&Path),
     ) -> Result<Option<Point>, MountError> {
-        let target = match tree::try_open(path) {
-            Ok(target) => target,
-            Err(Errno::NOENT | Errno::NOTDIR) => return self.narrow_missing(path, spot, above, announce),
-            Err(Errno::ACCESS) => return refuse_locked(path, above).map(|()| None),
-            Err(errno) => return Err(MountError::at("open", path)(errno)),
+        let target = match look(path, above == Verdict::Write) {
+            Look::There(target) => {
+                self.refuse_loose(path)?;
+                target
+            }
+            Look::Missing(first) => {
+                self.refuse_loose(first)?;
+                return self.narrow_missing(path, first, spot, above, announce);
+            }
+            // Whoever may change that finds it held or denied by a place of its own, or may.
+            Look::Blocked => return Ok(None),
+            Look::Locked => return refuse_locked(path, above).map(|()| None),
+            Look::Failed(errno) => return Err(MountError::at("open", path)(errno)),
         };
         let stat = fstat(&target).map_err(MountError::at("look at", path))?;
-        // One that a sandbox made for the time being: it is shared, so that it stays.
-        if is_mount_point(&stat) && point::is_empty(path) {
+        // It is shared, so that it stays.
+        if is_shared(&target, path) {
             return self.hold(path, spot, announce);
         }
         let kind = FileType::from_raw_mode(stat.st_mode);
@@ -74,16 +82,11 @@ impl Builder {
     fn narrow_missing(
         &mut self,
         path: &Path,
+        missing: &Path,
         spot: &Spot,
         above: Verdict,
         announce: &mut dyn FnMut(&Path),
     ) -> Result<Option<Point>, MountError> {
-        let is_missing = |place: &&Path| matches!(tree::try_open(place), Err(Errno::NOENT));
-        // A file stands in its way: whoever may change that finds it held or denied by a place of its own, or may.
-        let Some(missing) = path.ancestors().take_while(is_missing).last() else { return Ok(None) };
-        if missing.parent().is_some_and(|parent| matches!(tree::try_open(parent), Err(Errno::ACCESS))) {
-            return refuse_locked(missing, above).map(|()| None);
-        }
         match (above, spot.verdict.is_granted()) {
             (Verdict::Write, _) => self.hold(missing, spot, announce),
             // Nobody inside can make it, and there is nothing that one could change in it.
@@ -96,8 +99,21 @@ impl Builder {
         }
     }
 
+    /// What was missing when the way to a place was to be held, and leads there now, could be moved away with its place.
+    fn refuse_loose(&self, path: &Path) -> Result<(), MountError> {
+        match path.ancestors().skip(1).find(|above| self.loose.contains(*above)) {
+            Some(above) => Err(MountError::refused(format!(
+                "hold `{}`: it was made while the sandbox was made; start again",
+                above.display()
+            ))),
+            None => Ok(()),
+        }
+    }
+
     /// Holds a name for as long as the sandbox lives, by a mount point that is made or shared.
     fn hold(&mut self, path: &Path, spot: &Spot, announce: &mut dyn FnMut(&Path)) -> Result<Option<Point>, MountError> {
+        // Covered, it cannot be moved.
+        self.loose.remove(path);
         announce(path);
         let Some(point) = Point::make(path)? else { return Ok(None) };
         // Opened anew without a right to its content: what stands there now is what is held, by its identity.
@@ -113,6 +129,43 @@ impl Builder {
         self.cover(path, &tree, is_a_strangers(path, &stat))?;
         Ok(Some(point))
     }
+}
+
+/// What stands at a path.
+#[derive(Debug)]
+enum Look<'a> {
+    There(OwnedFd),
+    /// Nothing; this is the first name on the way that is missing, or is there only as long as another sandbox holds it.
+    Missing(&'a Path),
+    /// Something that is no directory stands in its way.
+    Blocked,
+    /// The way to it may not be gone.
+    Locked,
+    Failed(Errno),
+}
+
+/// Looks from the top, once at each name, so that what others make and remove meanwhile is one or the other: taken first for missing
+/// and then for there, it would be covered as neither. `shares` says that what other sandboxes hold can be held too.
+fn look(path: &Path, shares: bool) -> Look<'_> {
+    let mut places: Vec<&Path> = path.ancestors().collect();
+    places.reverse();
+    let mut found = Look::Missing(path);
+    for place in places {
+        found = match tree::try_open(place) {
+            Ok(there) if shares && place != path && is_shared(&there, place) => return Look::Missing(place),
+            Ok(there) => Look::There(there),
+            Err(Errno::NOENT) => return Look::Missing(place),
+            Err(Errno::NOTDIR) => return Look::Blocked,
+            Err(Errno::ACCESS) => return Look::Locked,
+            Err(errno) => return Look::Failed(errno),
+        };
+    }
+    found
+}
+
+/// Whether a sandbox made it for the time being.
+pub(super) fn is_shared(place: &OwnedFd, path: &Path) -> bool {
+    fstat(place).is_ok_and(|stat| is_mount_point(&stat)) && point::is_empty(path)
 }
 
 fn is_same(left: &OwnedFd, right: &OwnedFd) -> bool {
@@ -141,5 +194,42 @@ fn refuse_locked(path: &Path, above: Verdict) -> Result<(), MountError> {
             place.display()
         ))),
         _out_of_reach => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    #[test]
+    fn each_name_is_there_or_missing_and_what_others_hold_is_missing_for_whoever_shares_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let top = directory.path().canonicalize().unwrap();
+        let at = |name: &str| top.join(name);
+        fs::create_dir_all(at("there/below")).unwrap();
+        fs::write(at("file"), "").unwrap();
+        symlink("there", at("link")).unwrap();
+        let missing = |path: &Path, shares| match look(path, shares) {
+            Look::Missing(first) => Some(first.to_owned()),
+            _ => None,
+        };
+        assert!(matches!(look(&at("there/below"), true), Look::There(_)));
+        assert!(matches!(look(&at("link"), true), Look::There(_)), "the link itself");
+        assert!(matches!(look(&at("link/below"), true), Look::Failed(Errno::LOOP)));
+        assert!(matches!(look(&at("file/x"), true), Look::Blocked));
+        assert_eq!(missing(&at("there/a/b/c"), true), Some(at("there/a")));
+
+        let point = Point::make(&at("there/a")).unwrap().unwrap();
+        assert_eq!(missing(&at("there/a/b"), true), Some(at("there/a")), "to be held by this one too");
+        assert_eq!(missing(&at("there/a/b"), false), Some(at("there/a/b")), "out of reach, it need not be held");
+        assert!(matches!(look(&at("there/a"), true), Look::There(_)));
+        assert!(is_shared(point.directory(), point.path()));
+        // Somebody's own.
+        fs::create_dir_all(at("there/a/b")).unwrap();
+        fs::set_permissions(at("there/a/b"), fs::Permissions::from_mode(0o755)).unwrap();
+        assert!(!is_shared(point.directory(), point.path()));
+        assert!(matches!(look(&at("there/a/b"), true), Look::There(_)));
     }
 }

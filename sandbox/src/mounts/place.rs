@@ -1,6 +1,7 @@
 //! The places of a policy, one mount each.
 
 use super::mask::{Mask, Masks};
+use super::narrow::is_shared;
 use super::tree::{self, Lock, Tree};
 use super::{Cover, FoundKind, MountError, Plan, Point};
 use crate::compiled::{Resolved, Verdict};
@@ -8,7 +9,7 @@ use crate::roots::{Identity, Root};
 use rustix::fs::{CWD, FileType, fstat, readlinkat, symlinkat};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
@@ -52,6 +53,8 @@ pub(super) struct Builder {
     pub(super) covered: Vec<Cover>,
     /// What is denied and does not exist: it must not come to be.
     pub(super) awaited: Vec<PathBuf>,
+    /// Directories on the way to a place that were missing when they were to be held.
+    pub(super) loose: BTreeSet<PathBuf>,
     /// Trees to be locked when everything in them is made.
     open_trees: Vec<(Tree, PathBuf)>,
 }
@@ -87,7 +90,16 @@ impl Builder {
             _ => Base::Empty,
         };
         let links = if base == Base::Empty { links(&plan)? } else { Vec::new() };
-        Ok(Self { spots, base, links, masks: None, covered: Vec::new(), awaited: Vec::new(), open_trees: Vec::new() })
+        Ok(Self {
+            spots,
+            base,
+            links,
+            masks: None,
+            covered: Vec::new(),
+            awaited: Vec::new(),
+            loose: BTreeSet::new(),
+            open_trees: Vec::new(),
+        })
     }
 
     /// Locks the machine's tree, or leaves it for an empty one.
@@ -156,13 +168,16 @@ impl Builder {
     /// Mounts a directory over itself, so that it cannot be renamed.
     fn hold_directory(&mut self, path: &Path) -> Result<(), MountError> {
         match tree::try_open(path) {
-            Ok(target) => {
+            Ok(target) if !is_shared(&target, path) => {
                 let tree = Tree::clone_of(target.as_fd(), path)?;
                 tree.attach(target.as_fd(), path)?;
                 self.cover(path, &tree, false)
             }
             // What is missing is held by its first missing name, with the place below; what is locked is met there too.
-            Err(Errno::NOENT | Errno::NOTDIR | Errno::ACCESS) => Ok(()),
+            Ok(_) | Err(Errno::NOENT | Errno::NOTDIR | Errno::ACCESS) => {
+                self.loose.insert(path.to_owned());
+                Ok(())
+            }
             Err(errno) => Err(MountError::at("open", path)(errno)),
         }
     }

@@ -157,7 +157,10 @@ fn try_remove(path: &Path) -> Result<OwnedFd, Errno> {
     if !is_at(&directory, path)? {
         return Err(Errno::NOENT);
     }
-    unlinkat(&parent, name, AtFlags::REMOVEDIR).map(|()| directory)
+    unlinkat(&parent, name, AtFlags::REMOVEDIR)?;
+    // Whoever waits for it need not wait until it is closed.
+    flock(&directory, FlockOperation::Unlock)?;
+    Ok(directory)
 }
 
 fn parent_of(path: &Path) -> Option<(&Path, &OsStr)> {

@@ -89,6 +89,24 @@ async fn an_error_says_what_was_attempted_on_what() {
 }
 
 #[tokio::test]
+async fn what_was_sent_is_written_whatever_its_size_and_however_it_is_spelt() {
+    let (_server, mut client, place) = set_up().await;
+    // Around what is read apart from its message, and what goes through the worker's socket.
+    for size in [0, 1, 3_071, 3_072, 65_536, 65_537, 1 << 20, (1 << 20) + 1, 3_000_000] {
+        let bytes: Vec<u8> = (0..size).map(|nth: u32| (nth / 7).to_le_bytes()[0]).collect();
+        client.ok("fs/writeFile", json!({"path": place.uri("f"), "dataBase64": base64(&bytes)})).await;
+        assert_eq!(std::fs::read(place.path("f")).unwrap(), bytes, "{size}");
+        // The same, in JSON that is not read in one pass.
+        let text = base64(&bytes).replace('A', "\\u0041");
+        let (id, path) = (i64::from(size), place.uri("g"));
+        let message = format!(r#"{{"id":{id},"method":"fs/writeFile","params":{{"path":"{path}","dataBase64":"{text}"}}}}"#);
+        client.send_text(&message).await;
+        assert_eq!(client.answer(id).await.unwrap(), json!({}));
+        assert_eq!(std::fs::read(place.path("g")).unwrap(), bytes, "{size}");
+    }
+}
+
+#[tokio::test]
 async fn writing_keeps_the_inode_and_follows_links() {
     let (_server, mut client, place) = set_up().await;
     place.put("f", "old content");
