@@ -30,6 +30,12 @@ struct Pool {
 /// Bytes taken out of a budget; they return when it is dropped.
 #[derive(Debug)]
 pub struct Charge {
+    /// Boxed: each queue of messages has room for 32 of them from the start, also while it is idle.
+    _taken: Box<Taken>,
+}
+
+#[derive(Debug)]
+struct Taken {
     _own: OwnedSemaphorePermit,
     _reserve: Option<OwnedSemaphorePermit>,
     _whole: Option<OwnedSemaphorePermit>,
@@ -46,6 +52,11 @@ impl Budget {
         let _joined_before = self.whole.set(whole.own.clone());
     }
 
+    /// The same at once or not at all, of a budget that is no part of another one.
+    pub(crate) fn try_charge(&self, bytes: usize) -> Option<Charge> {
+        Some(Charge { _taken: Box::new(Taken { _own: self.own.try_take(bytes)?, _reserve: None, _whole: None }) })
+    }
+
     /// Waits until so many bytes are free, in order of arrival. What is larger than the whole takes the whole: it goes alone.
     pub(crate) async fn charge(&self, bytes: usize) -> Charge {
         // Its own first: who has used that up must not stand in the line of all others.
@@ -55,7 +66,7 @@ impl Budget {
             Some(whole) if reserve.is_none() => Some(whole.take(bytes).await),
             Some(_) | None => None,
         };
-        Charge { _own: own, _reserve: reserve, _whole: whole }
+        Charge { _taken: Box::new(Taken { _own: own, _reserve: reserve, _whole: whole }) }
     }
 }
 
@@ -93,7 +104,11 @@ mod tests {
         let all = large.now_or_never().unwrap();
         assert!(budget.charge(1).now_or_never().is_none());
         drop(all);
+        let most = budget.try_charge(10 * UNIT);
+        assert!(most.is_some() && budget.try_charge(1).is_none());
+        drop(most);
         assert!(budget.charge(10 * UNIT).now_or_never().is_some());
+        assert!(budget.try_charge(11 * UNIT).is_none() && Budget::new(0).try_charge(1).is_none());
     }
 
     #[test]

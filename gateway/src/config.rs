@@ -95,6 +95,8 @@ pub struct Config {
     pub session_processes: usize,
     /// Bytes of messages and large replies of all connections that are in memory.
     pub buffer_bytes: usize,
+    /// Bytes that the pipes of all processes may grow by, while processes write more than is read; 0: they stay as they are made.
+    pub pipe_bytes: usize,
     /// What the `Host` of a request may name beside addresses and `localhost`.
     pub allowed_hosts: Vec<String>,
     /// After this long a file call is lost and its worker killed, so that one hung call stops nothing.
@@ -153,6 +155,7 @@ impl Config {
             processes: 16_384,
             session_processes: 1024,
             buffer_bytes: 1 << 30,
+            pipe_bytes: 16 << 20,
             allowed_hosts: Vec::new(),
             max_retention: Duration::from_secs(600),
             spool_bytes: 64 << 20,

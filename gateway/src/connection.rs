@@ -388,15 +388,15 @@ impl Connection {
     }
 
     /// Detaches at once. Calls that wait are dropped; what a worker or the session has begun is finished by them.
-    async fn end(mut self, resumable: bool) {
+    async fn end(&mut self, resumable: bool) {
         self.waiting.clear();
         self.calls.shutdown().await;
         self.control.shutdown().await;
         self.inputs.shutdown().await;
         self.bodies.tasks.shutdown().await;
         self.watches.tasks.shutdown().await;
-        let Some((session, attachment)) = self.attached else { return };
-        let handles = if self.keeps_handles { self.handles } else { Handles::default() };
+        let Some((session, attachment)) = self.attached.take() else { return };
+        let handles = if self.keeps_handles { std::mem::take(&mut self.handles) } else { Handles::default() };
         let command = if resumable { Command::Detach(Attachment { handles, ..attachment }) } else { Command::Close };
         let _session_ended = session.send(command).await;
     }

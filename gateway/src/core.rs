@@ -298,6 +298,7 @@ impl Core {
             scope,
             most_processes: self.config.session_processes,
             processes: Places { free: Arc::clone(&self.room.processes), all: self.config.processes },
+            pipes: self.room.pipes.clone(),
             retention: self.config.retention,
             allow_unprotected: self.config.allow_unprotected_metadata,
             environment: Arc::clone(&self.config.environment),

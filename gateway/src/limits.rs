@@ -202,6 +202,16 @@ pub const LIMITS: &[Limit] = &[
         set: |config, value| config.buffer_bytes = size(value),
     },
     Limit {
+        name: "pipe-bytes",
+        unit: Unit::Bytes,
+        least: 1 << 20,
+        most: MOST_BYTES,
+        zero: Some("none: they stay as they are made"),
+        about: "Bytes by which pipes that run full are made larger, all together; beyond, they stay as they are made",
+        get: |config| count(config.pipe_bytes),
+        set: |config, value| config.pipe_bytes = size(value),
+    },
+    Limit {
         name: "concurrent-requests",
         unit: Unit::Count,
         least: 1,

@@ -15,6 +15,8 @@ pub(crate) struct Room {
     /// Of bodies over HTTP that come whole. Apart from both: a call that has the room of its message waits for that of the body,
     /// and then for that of its reply, and never the other way.
     pub(crate) bodies: Budget,
+    /// What pipes of processes may grow by.
+    pub(crate) pipes: Budget,
     /// Calls that run.
     pub(crate) calls: Arc<Semaphore>,
     pub(crate) sessions: Arc<Semaphore>,
@@ -28,6 +30,7 @@ impl Room {
             incoming: Budget::new(config.buffer_bytes / 2),
             replies: Budget::new(config.buffer_bytes / 4),
             bodies: Budget::new(config.buffer_bytes / 4),
+            pipes: Budget::new(config.pipe_bytes),
             calls: places(config.calls),
             sessions: places(config.sessions),
             processes: places(config.processes),

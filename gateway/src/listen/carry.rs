@@ -27,6 +27,9 @@ const READ_BUFFER: usize = 8 << 10;
 /// at once is moved to the front of its buffer with every write, which for a message of 10 MB came to hundreds of them.
 const PIECE: usize = 128 << 10;
 
+/// Messages in line that are sent one after the other before anything else is looked at: looking costs as much as a small message.
+const ROW: u32 = 32;
+
 /// What a listener grants its clients of time.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Patience {
@@ -124,36 +127,36 @@ async fn write(
     let (mut doubt_again, mut has_reader_ended) = (Instant::now(), false);
     // In every ping after it too, since a client may answer the newest alone (RFC 6455 section 5.5.3).
     let mut mark = Bytes::new();
+    let mut in_a_row = 0;
     loop {
-        let next = tokio::select! {
-            message = outgoing.recv() => match message {
-                Some(Outgoing::Text(text)) => Message::Text(text.into()).into(),
-                Some(Outgoing::Large(text, room)) => Next::Data(Data::Text, [text.into(), Bytes::new()], Some(room)),
-                Some(Outgoing::Binary { head, body, room }) => Next::Data(Data::Binary, [before_body(&head), body], room),
-                Some(Outgoing::Ping(newest)) => {
-                    mark = Bytes::copy_from_slice(&newest.to_be_bytes());
+        in_a_row = (in_a_row + 1) % ROW;
+        let in_line = if in_a_row > 0 { outgoing.try_recv().ok() } else { None };
+        let next = if let Some(message) = in_line {
+            next(message, &mut mark)
+        } else {
+            tokio::select! {
+                message = outgoing.recv() => match message {
+                    Some(message) => next(message, &mut mark),
+                    None => return,
+                },
+                _tick = ping.tick() => Message::Ping(mark.clone()).into(),
+                // Whoever wants the session may ask many times a second.
+                Ok(()) = doubted.changed() => {
+                    if Instant::now() < doubt_again {
+                        continue;
+                    }
+                    doubt_again = Instant::now() + DOUBT;
                     Message::Ping(mark.clone()).into()
                 }
-                Some(Outgoing::Close { code, reason }) => close(code, reason).into(),
-                None => return,
-            },
-            _tick = ping.tick() => Message::Ping(mark.clone()).into(),
-            // Whoever wants the session may ask many times a second.
-            Ok(()) = doubted.changed() => {
-                if Instant::now() < doubt_again {
-                    continue;
-                }
-                doubt_again = Instant::now() + DOUBT;
-                Message::Ping(mark.clone()).into()
+                offence = &mut reader_ended, if !has_reader_ended => match offence {
+                    Ok(Some((code, reason))) => close(code, reason).into(),
+                    // Where it is we who end, the last word is in line already; where the client is gone, sending soon fails.
+                    Ok(None) | Err(_) => {
+                        has_reader_ended = true;
+                        continue;
+                    }
+                },
             }
-            offence = &mut reader_ended, if !has_reader_ended => match offence {
-                Ok(Some((code, reason))) => close(code, reason).into(),
-                // Where it is we who end, the last word is in line already; where the client is gone, sending soon fails.
-                Ok(None) | Err(_) => {
-                    has_reader_ended = true;
-                    continue;
-                }
-            },
         };
         let is_last = matches!(next, Next::Whole(Message::Close(_)));
         // What is large gives its room back once the socket has it.
@@ -177,6 +180,19 @@ enum Next {
     Whole(Message),
     /// A message whose parts are in different buffers, or that is large; with the room that it takes.
     Data(Data, [Bytes; 2], Option<Charge>),
+}
+
+fn next(message: Outgoing, mark: &mut Bytes) -> Next {
+    match message {
+        Outgoing::Text(text) => Message::Text(text.into()).into(),
+        Outgoing::Large(text, room) => Next::Data(Data::Text, [text.into(), Bytes::new()], Some(room)),
+        Outgoing::Binary { head, body, room } => Next::Data(Data::Binary, [before_body(&head), body], room),
+        Outgoing::Ping(newest) => {
+            *mark = Bytes::copy_from_slice(&newest.to_be_bytes());
+            Message::Ping(mark.clone()).into()
+        }
+        Outgoing::Close { code, reason } => close(code, reason).into(),
+    }
 }
 
 impl From<Message> for Next {

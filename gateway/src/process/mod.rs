@@ -2,6 +2,8 @@
 
 pub(crate) mod env;
 pub(crate) mod launch;
+mod pipe;
 pub(crate) mod pty;
 pub(crate) mod pump;
 pub(crate) mod running;
+mod source;

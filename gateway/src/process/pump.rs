@@ -5,10 +5,13 @@
 //! credit for; without credit the pipe fills up and the child waits, so nothing is lost.
 
 use super::launch::Ends;
-use super::pty;
 use super::running::Running;
+use super::source::Source;
+use super::{pipe, pty};
+use crate::budget::Budget;
 use crate::helper::socket::watch_fd;
 use crate::helper::spawner::{Child, Ended, KILL, Spawner};
+use bytes::Bytes;
 use portcullis_protocol::denial::Denials;
 use portcullis_protocol::event::Stream;
 use portcullis_protocol::helper::ExitStatus;
@@ -19,10 +22,11 @@ use rustix::io::Errno;
 use std::future::poll_fn;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::task::{Context, Poll};
+use std::task::Poll;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::{Instant, sleep_until};
 
 /// Bytes of one event at most; clients of this wire count on it.
 pub(crate) const CHUNK: usize = 8192;
@@ -31,14 +35,14 @@ pub(crate) const CHUNK: usize = 8192;
 pub(crate) const INPUT_QUEUE: usize = 128;
 
 /// Credit that every process gets once, when it ends: what its full pipes hold comes out even if the session gives none, so
-/// that the end of a process never waits for a reader.
-const RESERVE: u64 = 1 << 20;
+/// that the end of a process never waits for a reader. Both of its pipes may have grown; behind that, their ends are read.
+const RESERVE: u64 = (2 * pipe::GROWN + CHUNK) as u64;
 
 /// What a pump says to its session.
 #[derive(Debug)]
 pub(crate) enum Feed {
-    /// The process wrote.
-    Output { stream: Stream, chunk: Vec<u8> },
+    /// The process wrote. What one read brought may be several events.
+    Output { stream: Stream, bytes: Bytes },
     /// It ended, and this is what its sandbox was seen to refuse, and what limits it reached. `failure` says why its status is not known, or why its
     /// sandbox ended it.
     Exited { code: i32, denials: Denials, failure: Option<String>, limits: Vec<LimitReached> },
@@ -134,8 +138,7 @@ pub(crate) struct Pump {
     input: mpsc::Receiver<Vec<u8>>,
     /// The chunk that is being written, and how much of it was.
     writing: Option<(Vec<u8>, usize)>,
-    feeds: mpsc::Sender<(u64, Feed)>,
-    buffer: Box<[u8]>,
+    feeds: mpsc::Sender<(u64, Box<Feed>)>,
     read: u64,
     /// The number of the last signal that was sent.
     signalled: u64,
@@ -146,29 +149,24 @@ pub(crate) struct Pump {
     running: Running,
 }
 
-#[derive(Debug)]
-struct Source {
-    stream: Stream,
-    fd: AsyncFd<OwnedFd>,
-}
-
 /// The session does not listen any more.
 #[derive(Debug)]
 struct SessionGone;
 
 impl Pump {
-    /// A pump for a child that runs; `key` names it in what it feeds.
+    /// A pump for a child that runs; `key` names it in what it feeds. `pipes` is what all pipes may grow by.
     pub(crate) fn new(
         key: u64,
         child: Child,
         ends: Ends,
         spawner: Spawner,
-        feeds: mpsc::Sender<(u64, Feed)>,
+        feeds: mpsc::Sender<(u64, Box<Feed>)>,
         running: Running,
+        pipes: &Budget,
     ) -> io::Result<(Self, Controls)> {
         let mut sources = Vec::new();
         for (stream, fd) in ends.sources {
-            sources.push(Source { stream, fd: watch_fd(fd, Interest::READABLE)? });
+            sources.push(Source::new(stream, fd, pipes)?);
         }
         let sink = ends.sink.map(|fd| watch_fd(fd, Interest::WRITABLE)).transpose()?;
         let (orders, ordered) = watch::channel(Orders::default());
@@ -184,7 +182,6 @@ impl Pump {
             input: queue,
             writing: None,
             feeds,
-            buffer: vec![0; CHUNK].into_boxed_slice(),
             read: 0,
             signalled: 0,
             resized: 0,
@@ -209,10 +206,11 @@ impl Pump {
                 return self.feed(Feed::Closed).await;
             }
             let credit = self.credit();
+            let quiet = self.sources.iter().filter_map(Source::deadline).min();
             let takes_input = self.sink.is_some() && self.writing.is_none();
             tokio::select! {
                 changed = self.orders.changed() => changed.map_err(|_| SessionGone)?,
-                (at, read) = read_some(&self.sources, &mut self.buffer[..credit]), if credit > 0 => self.output(at, read).await?,
+                (at, read) = read_some(&mut self.sources, credit), if credit > 0 => self.output(at, read).await?,
                 ended = &mut self.exit, if !self.has_exited => self.exited(ended.ok()).await?,
                 chunk = self.input.recv(), if takes_input => match chunk {
                     Some(chunk) => self.writing = Some((chunk, 0)),
@@ -220,6 +218,9 @@ impl Pump {
                     None => self.sink = None,
                 },
                 written = write_some(self.sink.as_ref(), self.writing.as_ref()), if self.writing.is_some() => self.wrote(written).await?,
+                () = sleep_until(quiet.unwrap_or_else(Instant::now)), if quiet.is_some() => {
+                    self.sources.iter_mut().for_each(|source| source.settle(Instant::now()));
+                }
             }
         }
     }
@@ -243,7 +244,7 @@ impl Pump {
             self.resized = count;
             // A terminal that nobody has open any more has no size that anybody could ask for.
             if let Some(terminal) = self.sources.iter().find(|source| source.stream == Stream::Pty)
-                && let Err(errno) = pty::resize(terminal.fd.get_ref(), size)
+                && let Err(errno) = pty::resize(terminal.descriptor(), size)
             {
                 tracing::warn!(child = self.child, %errno, "a terminal keeps its size");
             }
@@ -258,25 +259,25 @@ impl Pump {
     fn credit(&self) -> usize {
         let reserve = if self.has_exited { RESERVE } else { 0 };
         let left = (self.orders.borrow().granted + reserve).saturating_sub(self.read);
-        usize::try_from(left).unwrap_or(CHUNK).min(CHUNK)
+        usize::try_from(left).unwrap_or(usize::MAX)
     }
 
     /// Takes in what a read of a source brought; the end of a source removes it.
-    async fn output(&mut self, at: usize, read: io::Result<usize>) -> Result<(), SessionGone> {
-        let length = read.unwrap_or_else(|error| {
+    async fn output(&mut self, at: usize, read: io::Result<Bytes>) -> Result<(), SessionGone> {
+        let bytes = read.unwrap_or_else(|error| {
             // A terminal says EIO when nobody has its other side open: that is its end.
             if error.raw_os_error() != Some(Errno::IO.raw_os_error()) {
                 tracing::warn!(child = self.child, %error, "reading output failed: taken as its end");
             }
-            0
+            Bytes::new()
         });
-        if length == 0 {
+        if bytes.is_empty() {
             self.sources.remove(at);
             return Ok(());
         }
-        self.read += u64::try_from(length).unwrap_or(u64::MAX);
-        let (stream, chunk) = (self.sources[at].stream, self.buffer[..length].to_vec());
-        self.feed(Feed::Output { stream, chunk }).await?;
+        self.read += u64::try_from(bytes.len()).unwrap_or(u64::MAX);
+        let stream = self.sources[at].stream;
+        self.feed(Feed::Output { stream, bytes }).await?;
         // It goes to the end of the line.
         let last = self.sources.remove(at);
         self.sources.push(last);
@@ -296,12 +297,8 @@ impl Pump {
                 if credit == 0 {
                     break;
                 }
-                // Not by way of the runtime, which may not have heard yet that there is something to read.
-                match rustix::io::read(self.sources[at].fd.get_ref(), &mut self.buffer[..credit]) {
-                    Err(Errno::AGAIN) => break,
-                    Err(Errno::INTR) => {}
-                    read => self.output(at, read.map_err(io::Error::from)).await?,
-                }
+                let Some(read) = self.sources[at].read_now(credit) else { break };
+                self.output(at, read).await?;
             }
         }
         let feed = match ended {
@@ -351,32 +348,21 @@ impl Pump {
     }
 
     async fn feed(&self, feed: Feed) -> Result<(), SessionGone> {
-        self.feeds.send((self.key, feed)).await.map_err(|_| SessionGone)
+        self.feeds.send((self.key, Box::new(feed))).await.map_err(|_| SessionGone)
     }
 }
 
 /// Reads once from the first source that has something, and says which.
-async fn read_some(sources: &[Source], buffer: &mut [u8]) -> (usize, io::Result<usize>) {
+async fn read_some(sources: &mut [Source], credit: usize) -> (usize, io::Result<Bytes>) {
     poll_fn(|cx| {
-        for (at, source) in sources.iter().enumerate() {
-            if let Poll::Ready(read) = poll_read(&source.fd, buffer, cx) {
+        for (at, source) in sources.iter_mut().enumerate() {
+            if let Poll::Ready(read) = source.poll_read(credit, cx) {
                 return Poll::Ready((at, read));
             }
         }
         Poll::Pending
     })
     .await
-}
-
-fn poll_read(fd: &AsyncFd<OwnedFd>, buffer: &mut [u8], cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
-    loop {
-        let Poll::Ready(ready) = fd.poll_read_ready(cx) else { return Poll::Pending };
-        match ready?.try_io(|fd| Ok(rustix::io::read(fd.get_ref(), &mut *buffer)?)) {
-            Ok(Err(error)) if error.kind() == io::ErrorKind::Interrupted => {}
-            Ok(read) => return Poll::Ready(read),
-            Err(_would_block) => {}
-        }
-    }
 }
 
 /// Writes once of a chunk. An empty chunk is written at once.
@@ -394,3 +380,6 @@ async fn write_some(sink: Option<&AsyncFd<OwnedFd>>, writing: Option<&(Vec<u8>, 
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

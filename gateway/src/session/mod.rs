@@ -80,6 +80,8 @@ pub(crate) struct SessionConfig {
     pub(crate) most_processes: usize,
     /// What it shares of those of all sessions.
     pub(crate) processes: Places,
+    /// Bytes that pipes of all processes may grow by.
+    pub(crate) pipes: Budget,
 }
 
 /// The processes of all sessions that may live at a time.
@@ -95,7 +97,8 @@ pub(crate) struct SessionHandle {
     id: Arc<str>,
     mark: Arc<str>,
     scope: Option<Digest>,
-    commands: mpsc::Sender<Command>,
+    /// Boxed: a queue has room for 32 from the start, also in a session that is idle.
+    commands: mpsc::Sender<Box<Command>>,
 }
 
 impl SessionHandle {
@@ -116,7 +119,7 @@ impl SessionHandle {
 
     /// Puts a command in line.
     pub(crate) async fn send(&self, command: Command) -> Result<(), SessionEnded> {
-        self.commands.send(command).await.map_err(|_| SessionEnded)
+        self.commands.send(Box::new(command)).await.map_err(|_| SessionEnded)
     }
 }
 
@@ -225,7 +228,8 @@ pub(crate) fn start(
 ) -> (SessionHandle, impl Future<Output = ()> + Send + use<>) {
     let (commands, queue) = mpsc::channel(QUEUE);
     let (scope, mark) = (config.scope, mark(&id));
-    let task = task::Task::new(Arc::clone(&id), Arc::clone(&mark), spawner, config);
+    // Boxed, since a future holds each thing that it is given and passes on twice.
+    let task = Box::new(task::Task::new(Arc::clone(&id), Arc::clone(&mark), spawner, config));
     (SessionHandle { id, mark, scope, commands }, task.run(queue))
 }
 

@@ -289,7 +289,7 @@ impl State {
     fn feed(&mut self, key: u64, feed: Feed, now: Instant) {
         let Some(process) = self.processes.get_mut(&key) else { return };
         match feed {
-            Feed::Output { stream, chunk } => self.output(key, stream, chunk, now),
+            Feed::Output { stream, bytes } => self.output(key, stream, bytes, now),
             Feed::Exited { code, denials, failure, limits } => {
                 let denials = Arc::new(denials);
                 process.phase = Phase::Exited(code);
@@ -303,7 +303,7 @@ impl State {
                 if self.guards.get_mut(&key).is_some_and(|guard| !guard.exited(now)) {
                     self.guards.remove(&key);
                 }
-                self.append(key, Event::Exited { code, denials, limits });
+                self.append(key, [Event::Exited { code, denials, limits }]);
                 self.unpark(key);
                 if was_to_end {
                     // It obeyed. What it left behind has had its time too.
@@ -327,7 +327,7 @@ impl State {
         let Phase::Exited(code) = process.phase else { return };
         process.phase = Phase::Closed(code);
         self.guards.remove(&key);
-        self.append(key, Event::Closed);
+        self.append(key, [Event::Closed]);
         self.closed.push_back((now + self.retention.closed, key));
         let mut bytes: usize = self.closed.iter().filter_map(|(_, key)| self.processes.get(key)).map(Process::bytes).sum();
         while (self.closed.len() > CLOSED || bytes > CLOSED_BYTES)
@@ -357,10 +357,11 @@ impl State {
         self.outputs.push_back(Output::End);
     }
 
-    pub(super) fn append(&mut self, key: u64, event: Event) {
+    pub(super) fn append(&mut self, key: u64, events: impl IntoIterator<Item = Event>) {
         let Some(process) = self.processes.get_mut(&key) else { return };
         let had_unsent = process.log.has_unsent();
-        if process.log.append(event).is_none() {
+        // All of them, before anybody who waits for news is answered with the first alone.
+        if events.into_iter().filter_map(|event| process.log.append(event)).last().is_none() {
             return;
         }
         if matches!(self.attachment, Attachment::Attached { .. }) && !had_unsent {

@@ -66,8 +66,8 @@ pub(super) struct Task {
     places: HashMap<u64, OwnedSemaphorePermit>,
     pumps: JoinSet<u64>,
     pump_keys: HashMap<tokio::task::Id, u64>,
-    feeds: mpsc::Receiver<(u64, Feed)>,
-    feed: mpsc::Sender<(u64, Feed)>,
+    feeds: mpsc::Receiver<(u64, Box<Feed>)>,
+    feed: mpsc::Sender<(u64, Box<Feed>)>,
     has_ended: bool,
 }
 
@@ -85,8 +85,8 @@ enum Caller {
 }
 
 enum Wake {
-    Command(Option<Command>),
-    Feed(u64, Feed),
+    Command(Option<Box<Command>>),
+    Feed(u64, Box<Feed>),
     Begun(Begun),
     Changed(String, Result<(), RpcError>),
     Pump(Result<(tokio::task::Id, u64), JoinError>),
@@ -132,7 +132,7 @@ impl Task {
         }
     }
 
-    pub(super) async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
+    pub(super) async fn run(mut self: Box<Self>, mut commands: mpsc::Receiver<Box<Command>>) {
         while !self.has_ended {
             let wake = self.wait(&mut commands).await;
             self.take_in(wake);
@@ -156,7 +156,7 @@ impl Task {
         }
     }
 
-    async fn wait(&mut self, commands: &mut mpsc::Receiver<Command>) -> Wake {
+    async fn wait(&mut self, commands: &mut mpsc::Receiver<Box<Command>>) -> Wake {
         let deadline = self.state.deadline().map(Instant::from_std);
         let connection = self.attached.as_ref().map(|attached| &attached.outgoing).filter(|_| self.state.has_unsent());
         tokio::select! {
@@ -175,15 +175,15 @@ impl Task {
 
     fn take_in(&mut self, wake: Wake) {
         match wake {
-            Wake::Command(Some(command)) => self.command(command),
+            Wake::Command(Some(command)) => self.command(*command),
             // Everybody who could come back is gone.
             Wake::Command(None) => self.handle(Input::Close),
             Wake::Feed(key, feed) => {
                 // Before anybody hears of the close, and starts the next one.
-                if matches!(feed, Feed::Closed) {
+                if matches!(*feed, Feed::Closed) {
                     self.places.remove(&key);
                 }
-                self.handle(Input::Feed { key, feed });
+                self.handle(Input::Feed { key, feed: *feed });
             }
             Wake::Begun(begun) => self.begun(begun),
             Wake::Changed(operation, outcome) => self.handle(Input::Changed { operation, outcome }),
@@ -349,14 +349,14 @@ impl Task {
         let Some(key) = self.pump_keys.remove(&error.id()) else { return };
         // What it said before comes first.
         while let Ok((key, feed)) = self.feeds.try_recv() {
-            self.handle(Input::Feed { key, feed });
+            self.handle(Input::Feed { key, feed: *feed });
         }
         self.places.remove(&key);
         self.handle(Input::PumpLost { key });
     }
 
     /// Waits until what was killed is dead, for a while, and joins the pumps.
-    async fn finish(mut self) {
+    async fn finish(mut self: Box<Self>) {
         let deadline = Instant::now() + CLOSE_DEADLINE;
         while self.state.is_live() {
             let wake = async {

@@ -33,6 +33,7 @@ mod nested;
 mod operations;
 mod order;
 mod output;
+mod pipes;
 mod policies;
 mod processes;
 mod races;

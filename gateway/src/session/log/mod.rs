@@ -251,8 +251,11 @@ impl EventLog {
             Some(Event::Output { stream: of, chunk: earlier })
                 if is_hidden && of == stream && earlier.len() + chunk.len() <= CHUNK =>
             {
-                // Nobody else has it, so that it is not copied.
+                // Nobody else has it, so that it is not copied each time. What else was read with it is gone: its room goes too.
                 let mut more = Vec::from(std::mem::take(earlier));
+                if more.capacity() > 2 * CHUNK {
+                    more.shrink_to(CHUNK);
+                }
                 more.extend_from_slice(chunk);
                 *earlier = more.into();
                 true

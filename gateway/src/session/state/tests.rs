@@ -171,7 +171,7 @@ impl Harness {
     }
 
     fn output(&mut self, key: u64, bytes: usize) {
-        let feed = Feed::Output { stream: Stream::Stdout, chunk: vec![b'x'; bytes] };
+        let feed = Feed::Output { stream: Stream::Stdout, bytes: vec![b'x'; bytes].into() };
         self.handle(Input::Feed { key, feed });
     }
 

@@ -79,7 +79,7 @@ impl Task {
         let enforcement = wants_enforcement.then(|| Box::new(child.enforced.clone()));
         let (metrics, audit) = (&self.config.metrics, self.config.audit.clone().map(|audit| (audit, process)));
         let running = Running::new(metrics, audit, Arc::clone(&self.mark), key, sandbox_type);
-        match Pump::new(key, child, ends, self.spawner.clone(), self.feed.clone(), running) {
+        match Pump::new(key, child, ends, self.spawner.clone(), self.feed.clone(), running, &self.config.pipes) {
             Ok((pump, controls)) => {
                 self.controls.insert(key, controls);
                 self.handle(Input::Started { key, sandbox_type, enforcement, limits, tree });

@@ -61,6 +61,7 @@ impl Client {
             scope: None,
             most_processes: 1024,
             processes: Places { free: Arc::new(tokio::sync::Semaphore::new(1024)), all: 1024 },
+            pipes: Budget::new(16 << 20),
         };
         let (session, task) = start("s".into(), spawner, config);
         tasks.spawn(task);
