@@ -41,11 +41,10 @@ fn main() {
             let of_arguments: Vec<_> = rules.into_iter().filter(|rule| rule.get("args").is_some()).collect();
             let head = head(filter, name);
             let program = program(audit, head, &verdicts(&all, audit), compile(table, filter, &of_arguments, arch));
-            // The tree says of every number what seccompiler would have.
-            for number in (0..CALLS).chain([FIRST_X32_CALL - 1]) {
-                let decided = verdict(&all, audit, number);
-                let is_same = decided.is_none() || decided == verdict(&program, audit, number);
-                assert!(is_same || is_in_head(filter, name, number), "{table} for {name}: call {number} is decided anew");
+            // The tree says of every number what seccompiler would have, up to the last one that is no x32 call.
+            for number in (0..CALLS).chain([FIRST_X32_CALL - 1]).filter(|number| !is_in_head(filter, name, *number)) {
+                let (expected, decided) = (verdict(&all, audit, number), verdict(&program, audit, number));
+                assert_eq!(decided, expected, "{table} for {name}: call {number} is decided otherwise than by its rules");
             }
             assert!(program.len() <= MAX_PROGRAM, "{table}: {} instructions", program.len());
             fs::write(out.join(format!("{table}.{name}.bpf")), bytes(&program)).expect("OUT_DIR is writable");

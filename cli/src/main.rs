@@ -122,10 +122,10 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
     done
 }
 
-/// Bytes of a message, or of its content, that are usual for files.
+/// A write of 1 MiB, in base64 and with room to spare, in bytes.
 const MESSAGE: usize = 2 << 20;
 
-/// Has the C library keep what a message took for the next. Else it gives 64 KiB back to the system at once and asks for them again,
+/// Has glibc keep what a message took for the next. Else it gives 64 KiB back to the system at once and asks for them again,
 /// which costs two system calls and a fault for each page. It learns from the largest block that it got back how much to keep: twice
 /// as much (mallopt(3), `M_MMAP_THRESHOLD`). This block is never written to, so it takes no memory.
 fn keep_room_for_messages() {

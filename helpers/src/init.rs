@@ -9,7 +9,7 @@ use crate::launch::{self, Order, failed};
 use crate::spare::{self, Ends};
 use crate::sys::{self, Fork};
 use crate::told::Told;
-use portcullis_protocol::helper::{Deframer, HEADER, MAX_BODY, Step, StepFailed, decode, encode};
+use portcullis_protocol::helper::{Deframer, HEADER, MAX_BODY, Step, StepFailed, decode, encode, errno_text};
 use portcullis_protocol::path::Bytes;
 use portcullis_sandbox::compiled::Compiled;
 use portcullis_sandbox::enforce::{self, Choices, EnforceError, Made, Own};
@@ -41,17 +41,24 @@ pub(crate) fn wait(way: &OwnedFd, ids: Option<(u32, u32)>) -> ! {
     // A panic must not unwind into the spawner's frames, of which this process has a copy.
     let waited = catch_unwind(|| {
         let ready = spare::leave_spawner(way).and_then(|()| begin(ids)).and_then(|()| Ok(namespaces::own_network()?));
+        if ready.is_err() {
+            // The next start finds none and does without. One that has been sent here meanwhile is told.
+            spare::refuse(way);
+        }
         (ready, spare::wait(way))
     });
     match waited {
-        // What went wrong ahead is told to whoever it is for.
         Ok((ready, Ok(Some((order, ends))))) => go(order, ends, || {
             ready?;
             // As the machine's are now.
             namespaces::own_mounts()?;
             Ok(Made { user: ids.is_some(), network: true })
         }),
-        Ok((_, Ok(None))) => sys::end(0),
+        Ok((Ok(()), Ok(None))) => sys::end(0),
+        Ok((Err(failure), Ok(None))) => {
+            complain(format_args!("prepare a sandbox ahead: {}: {}", failure.attempt, errno_text(failure.errno)));
+            sys::end(EXIT_FAILED)
+        }
         Ok((_, Err(error))) => {
             complain(format_args!("take an order ahead: {error}"));
             sys::end(EXIT_FAILED)

@@ -35,7 +35,7 @@ pub(crate) const EXIT_FAILED: i32 = 127;
 /// What a keeper says on its tether.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum KeeperReport {
-    /// It is about to use a mount point there, which has to be removed from the machine after its end.
+    /// It is about to use a mount point there, which has to be removed from the machine when it is done with it.
     Point(Bytes),
     /// Another end of what tells of covers comes along. The kernel takes its time to close the last one: that shall not be init's.
     Watch,
@@ -47,7 +47,7 @@ pub(crate) enum KeeperReport {
         denials: Denials,
         /// Why everything was ended, if it was.
         failure: Option<String>,
-        /// Nobody else is left, so that this process ends next.
+        /// Nobody else is left: this process has let go of its mount points and ends next.
         is_alone: bool,
     },
 }
@@ -210,7 +210,7 @@ impl Keeper {
         }
     }
 
-    /// Removes the mount points: the spawner, who would after this process's end, is gone.
+    /// Removes the mount points: the spawner, who would otherwise, is gone.
     fn leave(&mut self) {
         for point in self.points.drain(..).rev() {
             let path = point.path().to_owned();

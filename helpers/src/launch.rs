@@ -54,6 +54,13 @@ pub(crate) struct Order {
     pub(crate) descriptors: Vec<OwnedFd>,
 }
 
+impl Order {
+    /// How many standard descriptors it has.
+    pub(crate) fn standard(&self) -> usize {
+        if self.tty { 1 } else { 3 }
+    }
+}
+
 /// What a launcher writes into its result pipe. The pipe's end without more after the first is success.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Report {

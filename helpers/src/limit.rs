@@ -33,7 +33,7 @@ pub(crate) struct Limits {
     rlimits: Vec<(Bounded, u64, u64)>,
 }
 
-/// What a process is bounded in by itself.
+/// A resource, since rustix's own cannot be sent to a spare.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 enum Bounded {
     Tasks,

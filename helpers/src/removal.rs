@@ -2,6 +2,7 @@
 
 use crate::launch;
 use crate::sys::{self, Fork};
+use crate::tether::Outcome;
 use portcullis_sandbox::mounts;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::Pid;
@@ -9,24 +10,24 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Long enough for everybody else to have closed what told of covers.
-const LAST: Duration = Duration::from_millis(100);
+/// By then init has closed its end of what told of covers, so that the child's is the last.
+const UNTIL_LAST: Duration = Duration::from_millis(100);
 
 /// What a child removes.
 #[derive(Debug)]
-pub(crate) struct Removal<T> {
+pub(crate) struct Removal {
     pub(crate) points: Vec<PathBuf>,
     /// Ends when the names are gone, before the child ends; none once it has.
     pub(crate) done: Option<OwnedFd>,
     /// Whose end has not been told because of it; none if that is not known yet, or there is nobody.
-    pub(crate) then: Option<T>,
+    pub(crate) then: Option<(u64, Outcome)>,
     /// The keeper that used them, as long as it was not reaped.
     pub(crate) keeper: Option<Pid>,
 }
 
-impl<T> Removal<T> {
+impl Removal {
     /// Removes `points` in a child, which then closes `watch` last of all: that takes the kernel some ten milliseconds. The child
-    /// is nobody's by name. Gives both back if there can be no child.
+    /// has no [`Name`](crate::children::Name). Gives both back if there can be no child.
     pub(crate) fn begin(
         points: Vec<PathBuf>,
         watch: Option<OwnedFd>,
@@ -42,7 +43,7 @@ impl<T> Removal<T> {
                 let removed: Vec<_> = points.iter().rev().map(|point| mounts::remove(point)).collect();
                 drop(pen);
                 if watch.is_some() {
-                    std::thread::sleep(LAST);
+                    std::thread::sleep(UNTIL_LAST);
                 }
                 drop((removed, watch));
                 sys::end(0)

@@ -11,7 +11,7 @@ use portcullis_protocol::helper::{HEADER, StepFailed, decode, encode};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+    SendFlags, Shutdown, SocketFlags, SocketType, recvmsg, sendmsg, shutdown, socketpair,
 };
 use rustix::process::Pid;
 use std::collections::VecDeque;
@@ -29,7 +29,10 @@ const IDLE: Duration = Duration::from_mins(1);
 /// Bytes of an order. A larger one goes to an init that is forked for it; a socket's buffer takes this whole.
 const MOST_BYTES: usize = 64 * 1024;
 
-/// Descriptors of an order: the result pipe, the tether, three standard ones, and the doors of some groups.
+/// Descriptors that a keeper is given: the result pipe and the tether.
+const ENDS: usize = 2;
+
+/// Descriptors of an order: those, three standard ones, and the doors of some groups.
 const MOST_DESCRIPTORS: usize = 16;
 
 /// Those that wait.
@@ -39,6 +42,8 @@ pub(crate) struct Spares {
     ready: VecDeque<Spare>,
     /// Until when they are wanted, if they are.
     until: Option<Instant>,
+    /// Something was wrong with one.
+    has_given_up: bool,
 }
 
 /// One that waits, as the spawner holds it.
@@ -53,6 +58,7 @@ impl Spares {
     /// One to be used now, if there is one; and more shall be there for the next.
     pub(crate) fn take(&mut self, now: Instant) -> Option<Spare> {
         self.until = Some(now + IDLE);
+        self.has_given_up = false;
         self.ready.pop_front()
     }
 
@@ -63,12 +69,12 @@ impl Spares {
 
     /// Whether one should be made.
     pub(crate) fn is_short(&self) -> bool {
-        self.until.is_some() && self.ready.len() < MOST
+        self.until.is_some() && !self.has_given_up && self.ready.len() < MOST
     }
 
     /// No more are made before the next start: one could not be made.
     pub(crate) fn give_up(&mut self) {
-        self.until = None;
+        self.has_given_up = true;
     }
 
     /// One has ended. If it had not been used, something is wrong, and no more are made before the next start.
@@ -102,7 +108,7 @@ pub(crate) fn way() -> rustix::io::Result<(OwnedFd, OwnedFd)> {
 /// The bytes of an order; none if it is too large for a spare.
 pub(crate) fn written(order: &Order) -> Option<Vec<u8>> {
     let bytes = encode(order, b"", 0).ok()?;
-    let count = 2 + order.descriptors.len() + order.limits.doors.len();
+    let count = ENDS + order.descriptors.len() + order.limits.doors.len();
     (bytes.len() <= MOST_BYTES && count <= MOST_DESCRIPTORS).then_some(bytes)
 }
 
@@ -134,6 +140,12 @@ pub(crate) fn leave_spawner(way: &OwnedFd) -> Result<(), StepFailed> {
     launch::close_all_but(&[way.as_raw_fd()])
 }
 
+/// No order is taken any more but one that is there already.
+pub(crate) fn refuse(way: &OwnedFd) {
+    // Whoever sends one is told (EPIPE). Of a socket of this process's own this cannot fail.
+    let _refused = shutdown(way, Shutdown::Read);
+}
+
 /// Waits for the one order. None if there will be none.
 pub(crate) fn wait(way: &OwnedFd) -> Result<Option<(Order, Ends)>, ReceiveError> {
     let mut bytes = vec![0; MOST_BYTES];
@@ -154,14 +166,14 @@ pub(crate) fn wait(way: &OwnedFd) -> Result<Option<(Order, Ends)>, ReceiveError>
             descriptors.extend(received);
         }
     }
-    let mut order: Order = decode(bytes.get(HEADER..got.bytes).unwrap_or_default())?;
-    let mut descriptors = descriptors.into_iter();
-    let (Some(result), Some(tether)) = (descriptors.next(), descriptors.next()) else { return Err(ReceiveError::Descriptors) };
-    order.descriptors = descriptors.by_ref().take(if order.tty { 1 } else { 3 }).collect();
-    order.limits.doors = descriptors.collect();
     if got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
         return Err(ReceiveError::Descriptors);
     }
+    let mut order: Order = decode(bytes.get(HEADER..got.bytes).unwrap_or_default())?;
+    let mut descriptors = descriptors.into_iter();
+    let (Some(result), Some(tether)) = (descriptors.next(), descriptors.next()) else { return Err(ReceiveError::Descriptors) };
+    order.descriptors = descriptors.by_ref().take(order.standard()).collect();
+    order.limits.doors = descriptors.collect();
     Ok(Some((order, Ends { result, tether })))
 }
 
@@ -199,10 +211,11 @@ mod tests {
         spares.add(spare(1));
         spares.lose(Pid::from_raw(7).unwrap());
         assert!(spares.is_short(), "another's end changes nothing");
+        spares.add(spare(2));
         spares.lose(Pid::from_raw(1).unwrap());
         assert!(!spares.is_short());
-        spares.take(now);
-        assert!(spares.is_short());
+        assert_eq!(spares.deadline(), Some(now + IDLE), "the other one goes all the same");
+        assert!(spares.take(now).is_some() && spares.is_short());
         spares.give_up();
         assert!(!spares.is_short());
     }
@@ -238,7 +251,7 @@ mod tests {
             rustix::io::read(&end, &mut byte[..]).unwrap();
             assert_eq!(&byte, expect);
         }
-        // The way was dropped with the spare's end of the spawner's: there will be none.
+        // The spawner's end went with the `Spare`: there will be no order.
         assert!(wait(&theirs).unwrap().is_none());
     }
 }

@@ -18,7 +18,7 @@ use crate::probe;
 use crate::removal::Removal;
 use crate::spare::Spares;
 use crate::sys;
-use crate::tether::{self, Outcome, Tether};
+use crate::tether::{self, Tether};
 use crate::tree;
 use portcullis_protocol::helper::{BUILD, ExitStatus, Frame, NamespaceLayer, SpawnerEvent, SpawnerRequest, Step, decode, encode};
 use rustix::event::epoll::{self, Event, EventData, EventFlags};
@@ -88,7 +88,7 @@ struct Spawner {
     /// at each.
     said: OwnedFd,
     /// What children are removing, by their process ids.
-    removals: HashMap<Pid, Removal<(u64, Outcome)>>,
+    removals: HashMap<Pid, Removal>,
     me: Pid,
     /// Tried at the start.
     namespaces: NamespaceLayer,
@@ -209,9 +209,8 @@ impl Spawner {
 
     /// Waits for a keeper from here on. One that cannot be heard is ended, and its end is told as any other.
     fn hear(&self, pid: Pid, tether: &Tether) {
-        let data = EventData::new_u64(u64::from(pid.as_raw_nonzero().get().unsigned_abs()));
         if let Some(socket) = tether.socket()
-            && let Err(errno) = epoll::add(&self.said, socket, data, EventFlags::IN)
+            && let Err(errno) = epoll::add(&self.said, socket, data_of(pid), EventFlags::IN)
         {
             complain(format_args!("wait for a keeper: {errno}; it is ended"));
             tether.end(pid);
@@ -370,6 +369,11 @@ impl Spawner {
         }
         Ok(())
     }
+}
+
+/// What `said` tells of who spoke.
+fn data_of(pid: Pid) -> EventData {
+    EventData::new_u64(u64::from(pid.as_raw_nonzero().get().unsigned_abs()))
 }
 
 /// What a poll found.

@@ -46,7 +46,7 @@ pub(crate) struct Tether {
     closed: bool,
     /// Keeps what tells of covers from being closed by an init.
     watch: Option<OwnedFd>,
-    /// Mount points that have to be removed after its end.
+    /// Mount points that have to be removed once it has let go of them, or ended.
     points: Vec<PathBuf>,
     /// How the program ended, once the keeper has told, until it is taken.
     ended: Option<Outcome>,

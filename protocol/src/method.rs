@@ -309,7 +309,7 @@ impl<'a> Params<'a> {
     }
 
     /// Reads parameters that may be mostly one member in base64. That is decoded from where it was found, and the rest is read
-    /// without it, since to read it as JSON costs as much as all else. Where that fails everything is read, which says why.
+    /// without it, since to read that member as JSON costs as much as all else. Where that fails everything is read, which says why.
     fn read_apart<T: DeserializeOwned>(
         &self,
         member: &str,

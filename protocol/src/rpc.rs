@@ -79,7 +79,7 @@ pub enum Message<'a> {
 #[derive(Debug, Clone, Copy)]
 pub struct RawParams<'a> {
     text: &'a str,
-    /// The text of a member that is mostly all of it, found by the way.
+    /// A long text among their members, found by the way.
     pub(crate) bulk: Option<Bulk<'a>>,
 }
 

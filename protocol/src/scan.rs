@@ -1,15 +1,15 @@
 //! One pass over a request or a notification that is written as nearly all are.
 //!
 //! # How it works
-//! What [`scan`] takes, [`crate::rpc::parse`]'s three passes would take too, and read the same. Whatever is wrong, or only unusual
+//! What [`scan`] takes, the three passes of `rpc::judge` would take too, and read the same. Whatever is wrong, or only unusual
 //! (fractions, escapes by number, escaped names, great depth, responses), it leaves to them: they alone refuse, and say why.
 
 /// Objects and arrays in each other, the message included. Policies have six or so; more than serde's 128 it must not be.
 const DEPTH: u32 = 32;
-/// Members of one object: each is compared with those before it, so this bounds what a message full of objects costs. Beyond it the
-/// names are hashed.
+/// Members of one object: each is compared with those before it, so this bounds what a message full of objects costs. An object
+/// with more goes to the three passes, which hash its names.
 const MEMBERS: usize = 64;
-/// Digits of a number: as many as any `i64` has at least.
+/// Digits of a number: any of so many fit an `i64`.
 const DIGITS: usize = 18;
 /// Bytes looked at in one step: a few of the widest registers.
 const STRIDE: usize = 64;

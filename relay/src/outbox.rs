@@ -40,7 +40,7 @@ pub(crate) struct Outbox {
     /// When the peer last confirmed more, or the first of the kept was taken.
     moved: Option<Instant>,
     /// When the peer last confirmed as much as is known.
-    confirmed: Option<Instant>,
+    confirmed_at: Option<Instant>,
 }
 
 impl Outbox {
@@ -54,7 +54,7 @@ impl Outbox {
             resend: None,
             tries: 0,
             moved: None,
-            confirmed: None,
+            confirmed_at: None,
         }
     }
 
@@ -110,7 +110,7 @@ impl Outbox {
     /// The peer has all records before `count`, and those behind it that `bits` names.
     pub(crate) fn acknowledge(&mut self, count: u32, bits: u32, now: Instant) -> Result<(), Fault> {
         let Some(more) = count.checked_sub(self.first) else {
-            let since = self.confirmed.map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
+            let since = self.confirmed_at.map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
             return if since > ACK_BACK { Err(Fault::AckBack) } else { Ok(()) };
         };
         let more = usize::try_from(more).map_err(|_| Fault::AckBeyond)?;
@@ -119,7 +119,7 @@ impl Outbox {
         if reach > self.sent {
             return Err(Fault::AckBeyond);
         }
-        self.confirmed = Some(now);
+        self.confirmed_at = Some(now);
         if more > 0 {
             self.drop_first(more);
             self.moved = Some(now);
@@ -141,7 +141,7 @@ impl Outbox {
         self.tries = 0;
         self.resend = None;
         self.moved = Some(now);
-        self.confirmed = Some(now);
+        self.confirmed_at = Some(now);
     }
 
     /// When [`Outbox::timeout`] has something to do.

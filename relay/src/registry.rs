@@ -219,7 +219,7 @@ impl Registry {
         if !(200..300).contains(&status) {
             return Err(refusal(status, &body, &shown));
         }
-        // The error's text alone: what is at that place may be a secret.
+        // The kind of error alone: its text may repeat what stands there, maybe a secret.
         serde_json::from_slice(&body).map_err(|error| RegistryError::Answer(format!("{:?} error in it", error.classify())))
     }
 

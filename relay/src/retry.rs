@@ -5,10 +5,10 @@ use crate::registry::RegistryError;
 use std::time::Duration;
 use uuid::Uuid;
 
-/// The first wait, which doubles four times, and the longest.
+/// The first wait, which doubles four times, and the longest, before up to half as much is added, so that many do not come at once.
 const FIRST: Duration = Duration::from_millis(500);
 const LONGEST: Duration = Duration::from_secs(5);
-/// How long an executor waits that is registered and does not know whether its newest registration is: somebody else may be by now.
+/// How long a registered executor waits that does not know what became of its last request: by now another one may be registered.
 const UNKNOWN: Duration = Duration::from_secs(30);
 
 /// What to do after a registration failed.

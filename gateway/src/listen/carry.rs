@@ -27,7 +27,7 @@ const READ_BUFFER: usize = 8 << 10;
 /// at once is moved to the front of its buffer with every write, which for a message of 10 MB came to hundreds of them.
 const PIECE: usize = 128 << 10;
 
-/// Messages in line that are sent one after the other before anything else is looked at: looking costs as much as a small message.
+/// Every so many turns everything is looked at; else a message in line goes first: looking costs as much as a small message.
 const ROW: u32 = 32;
 
 /// What a listener grants its clients of time.
@@ -127,10 +127,10 @@ async fn write(
     let (mut doubt_again, mut has_reader_ended) = (Instant::now(), false);
     // In every ping after it too, since a client may answer the newest alone (RFC 6455 section 5.5.3).
     let mut mark = Bytes::new();
-    let mut in_a_row = 0;
+    let mut turn = 0;
     loop {
-        in_a_row = (in_a_row + 1) % ROW;
-        let in_line = if in_a_row > 0 { outgoing.try_recv().ok() } else { None };
+        turn = (turn + 1) % ROW;
+        let in_line = if turn > 0 { outgoing.try_recv().ok() } else { None };
         let next = if let Some(message) = in_line {
             next(message, &mut mark)
         } else {

@@ -39,14 +39,15 @@ struct Growth {
 }
 
 impl Pipe {
-    /// None for what is no pipe, or cannot grow.
+    /// None for what is no pipe, or as large already.
     pub(super) fn of(fd: impl AsFd, budget: &Budget) -> Option<Self> {
         let made = fcntl_getpipe_size(fd).ok().filter(|made| *made < GROWN)?;
         Some(Self { made, full: 0, growth: None, budget: budget.clone() })
     }
 
     /// A read brought so many bytes of so many that it asked for. Writers leave pages partly empty, so half of what the pipe was
-    /// made for is taken as full. One that asked for less says nothing, unless it got even less.
+    /// made for is taken as full. One that asked for less
+    /// says nothing, unless it brought less than it asked for: then the pipe was empty.
     pub(super) fn was_read(&mut self, fd: impl AsFd, bytes: usize, asked: usize, now: Instant) {
         if bytes < self.made / 2 {
             if bytes < asked {

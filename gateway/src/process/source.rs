@@ -43,7 +43,7 @@ impl Source {
         self.fd.get_ref()
     }
 
-    /// Reads once, about as much as there is credit for; nothing at the end.
+    /// Reads once, at most `credit` bytes; nothing at the end.
     pub(super) fn poll_read(&mut self, credit: usize, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
         loop {
             let Poll::Ready(ready) = self.fd.poll_read_ready(cx) else { return Poll::Pending };

@@ -20,7 +20,7 @@ const ENTRY: usize = 64;
 pub(super) enum FromLink {
     /// A message. The next one comes when this one was taken or dropped.
     Message { stream: StreamKey, bytes: Bytes, taken: oneshot::Sender<()> },
-    /// The gateway ended the connection.
+    /// Its connection ended, or its destination did.
     Ended { stream: StreamKey },
 }
 

@@ -1,4 +1,4 @@
-//! The limit that the session sees to itself: how much a process may write.
+//! The output of a process: held to the limit that the session sees to itself, and cut into events.
 
 use super::guard::{Bounds, Guard};
 use super::message::Output;

@@ -1,6 +1,6 @@
 //! Ends: of children, and of what they leave on the machine.
 
-use super::{End, Spawner};
+use super::{End, Spawner, data_of};
 use crate::children::Name;
 use crate::dispatch::complain;
 use crate::removal::Removal;
@@ -8,7 +8,7 @@ use crate::sys;
 use crate::tether::{self, Leftovers, Outcome, Tether};
 use crate::tree;
 use portcullis_protocol::helper::{ExitStatus, SpawnerEvent};
-use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::event::epoll::{self, EventFlags};
 use rustix::process::Pid;
 use std::collections::HashSet;
 
@@ -96,14 +96,14 @@ impl Spawner {
         }
     }
 
-    /// Removes mount points, and then tells of an end.
+    /// Removes mount points, and then tells of an end, which waits for names only, not for a watch to be closed.
     fn give_back(&mut self, left: Leftovers, then: Option<(u64, Outcome)>) {
         let Leftovers { points, watch, .. } = left;
         let has_points = !points.is_empty();
         if has_points || watch.is_some() {
             match Removal::begin(points, watch, None) {
-                Ok((pid, removal)) if has_points => return self.remove(pid, Removal { then, ..removal }),
-                Ok((pid, removal)) => self.remove(pid, removal),
+                Ok((pid, removal)) if has_points => return self.await_removal(pid, Removal { then, ..removal }),
+                Ok((pid, removal)) => self.await_removal(pid, removal),
                 Err((points, _closed)) => tether::remove(&points),
             }
         }
@@ -116,7 +116,7 @@ impl Spawner {
     pub(super) fn take_back(&mut self, keeper: Pid) {
         let Some((points, watch)) = self.tethers.get_mut(&keeper).and_then(Tether::let_go) else { return };
         match Removal::begin(points, watch, Some(keeper)) {
-            Ok((pid, removal)) => self.remove(pid, removal),
+            Ok((pid, removal)) => self.await_removal(pid, removal),
             Err((points, _closed)) => tether::remove(&points),
         }
     }
@@ -128,7 +128,7 @@ impl Spawner {
                 removal.keeper = None;
                 if removal.done.is_some() {
                     removal.then = then;
-                    // What it let go of was all.
+                    // It let go of all its points; there is a watch left at most.
                     return self.give_back(left, None);
                 }
                 self.give_back(left, then);
@@ -137,17 +137,13 @@ impl Spawner {
         }
     }
 
-    fn remove(&mut self, pid: Pid, removal: Removal<(u64, Outcome)>) {
-        self.watch_removal(pid, &removal);
-        self.removals.insert(pid, removal);
-    }
     /// Waits for the end of a removal from here on. Without that its child's end is what is heard of.
-    fn watch_removal(&self, pid: Pid, removal: &Removal<(u64, Outcome)>) {
-        let data = EventData::new_u64(u64::from(pid.as_raw_nonzero().get().unsigned_abs()));
+    fn await_removal(&mut self, pid: Pid, removal: Removal) {
         if let Some(done) = &removal.done
-            && let Err(errno) = epoll::add(&self.said, done, data, EventFlags::IN)
+            && let Err(errno) = epoll::add(&self.said, done, data_of(pid), EventFlags::IN)
         {
             complain(format_args!("wait for a removal: {errno}"));
         }
+        self.removals.insert(pid, removal);
     }
 }

@@ -40,8 +40,7 @@ impl Spawner {
     }
 
     pub(super) fn start(&mut self, id: u64, order: Order, asked: &ProcessLimits) {
-        let wanted = if order.tty { 1 } else { 3 };
-        let refusal = if order.descriptors.len() != wanted {
+        let refusal = if order.descriptors.len() != order.standard() {
             Some(failed(Step::Frame, "start: wrong number of descriptors", Some(Errno::INVAL)))
         } else if self.children.contains(Name::Process(id)) {
             Some(failed(Step::Frame, "start: the id is in use", Some(Errno::EXIST)))

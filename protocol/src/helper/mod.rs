@@ -28,7 +28,7 @@ pub const EXIT_BY_HAND: i32 = 122;
 /// Where a worker finds its control socket. The spawner's control socket is its standard input.
 pub const CONTROL_DESCRIPTOR: i32 = 3;
 
-/// Payloads above this many bytes travel as a descriptor. A worker has at most 16 of them at a time; to make a file in memory for
+/// Bound of a payload in bytes; more travels as a descriptor. A worker has at most 16 of them at a time; to make a file in memory for
 /// so few bytes, fill it and empty it again takes five times as long as a socket.
 pub const INLINE_PAYLOAD: usize = 1024 * 1024;
 

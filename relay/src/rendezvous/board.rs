@@ -66,7 +66,7 @@ struct Served {
 #[derive(Debug, Default)]
 pub(super) struct Board {
     executors: HashMap<String, Served>,
-    /// Places that are free.
+    /// Places that are free, one entry for each token that the node knows.
     sockets: HashMap<Token, Arc<Semaphore>>,
     /// When a token's questions are all forgotten.
     busy: HashMap<Token, Instant>,
@@ -135,10 +135,11 @@ impl Board {
     }
 }
 
-/// Says that an executor with other keys took the place of one whose socket was open: a new start of it, or a second one.
+/// Says that the lease of an executor whose socket was open is no more its own: a new start of it has the place, or a second one, or
+/// the store was emptied.
 pub(super) fn ousted(environment: &str) {
     tracing::warn!(
-        "an executor's socket of the environment {environment} ends, since another one of the same token took its place; if this \
+        "an executor's socket of the environment {environment} ends, since another one of the same token took its place, or the store has lost it; if this \
          repeats, two executors oust each other: give each an environment of its own"
     );
 }

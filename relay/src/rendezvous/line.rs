@@ -8,12 +8,12 @@ use bytes::Bytes;
 use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
-/// Frames of one line.
+/// Frames of one line: four times the 32 that a stream has on its way.
 const FRAMES: usize = 128;
 /// Bytes of one line. Ends that keep to the protocol have 2 MiB of a stream on their way, so a harness that does never fills one.
 const BYTES: u32 = 4 << 20;
 const _: () = assert!(MAX_FRAME <= BYTES as usize);
-/// Bytes of all lines of a node.
+/// Bytes of all lines of a node: 64 full ones.
 const NODE: usize = 256 << 20;
 
 /// What all lines of a node have together.

@@ -139,7 +139,7 @@ enum Look<'a> {
     Missing(&'a Path),
     /// Something that is no directory stands in its way.
     Blocked,
-    /// The way to it may not be gone.
+    /// The way to it may not be walked.
     Locked,
     Failed(Errno),
 }

@@ -53,7 +53,8 @@ pub(super) struct Builder {
     pub(super) covered: Vec<Cover>,
     /// What is denied and does not exist: it must not come to be.
     pub(super) awaited: Vec<PathBuf>,
-    /// Directories on the way to a place that were missing when they were to be held.
+    /// Directories on the way to a place that could not be held in their turn: missing, no directory, locked, or another sandbox's
+    /// mount point.
     pub(super) loose: BTreeSet<PathBuf>,
     /// Trees to be locked when everything in them is made.
     open_trees: Vec<(Tree, PathBuf)>,

@@ -137,8 +137,8 @@ pub(super) fn is_empty(path: &Path) -> bool {
     }
 }
 
-/// Removes a mount point that no sandbox uses any more. Anything else that stands there by now stays. The name is gone with this;
-/// to close what it was, if it was removed, takes the file system as long again.
+/// Removes a mount point that no sandbox uses any more. Anything else that stands there by now stays. Answers the directory that was
+/// removed: to close it takes the file system as long again, whenever the caller likes.
 #[expect(clippy::must_use_candidate, reason = "who has no hurry drops it")]
 pub fn remove(path: &Path) -> Option<OwnedFd> {
     // Every failure means that it is somebody else's, in use, or not empty; whoever uses it next removes it.

@@ -251,7 +251,8 @@ impl EventLog {
             Some(Event::Output { stream: of, chunk: earlier })
                 if is_hidden && of == stream && earlier.len() + chunk.len() <= CHUNK =>
             {
-                // Nobody else has it, so that it is not copied each time. What else was read with it is gone: its room goes too.
+                // Copied only if another event of the same read is still there. What else was read with it may be gone: its room goes
+                // too.
                 let mut more = Vec::from(std::mem::take(earlier));
                 if more.capacity() > 2 * CHUNK {
                     more.shrink_to(CHUNK);
