@@ -17,8 +17,12 @@ const UNTIL_LAST: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub(crate) struct Removal {
     pub(crate) points: Vec<PathBuf>,
-    /// Ends when the names are gone, before the child ends; none once it has.
+    /// Says when the names are gone, before the child ends, and ends without a word if somebody kills the child; none once it has.
     pub(crate) done: Option<OwnedFd>,
+    /// The names are gone.
+    pub(crate) is_done: bool,
+    /// Children that were killed over it.
+    pub(crate) killed: u32,
     /// Whose end has not been told because of it; none if that is not known yet, or there is nobody.
     pub(crate) then: Option<(u64, Outcome)>,
     /// The keeper that used them, as long as it was not reaped.
@@ -41,15 +45,22 @@ impl Removal {
                 let _open = launch::close_all_but(&kept);
                 // To close what was removed takes the file system as long as to remove it.
                 let removed: Vec<_> = points.iter().rev().map(|point| mounts::remove(point)).collect();
-                drop(pen);
+                let _gone = rustix::io::write(&pen, b"g");
                 if watch.is_some() {
                     std::thread::sleep(UNTIL_LAST);
                 }
-                drop((removed, watch));
+                drop((removed, watch, pen));
                 sys::end(0)
             }
-            Ok(Fork::Parent(pid)) => Ok((pid, Self { points, done: Some(done), then: None, keeper })),
+            Ok(Fork::Parent(pid)) => Ok((pid, Self { points, done: Some(done), is_done: false, killed: 0, then: None, keeper })),
             Err(_no_child) => Err((points, watch)),
         }
+    }
+
+    /// Takes what the child said, once it has or has ended. What to stop waiting for, the first time.
+    pub(crate) fn hear(&mut self) -> Option<OwnedFd> {
+        let done = self.done.take()?;
+        self.is_done = matches!(rustix::io::read(&done, &mut [0; 1][..]), Ok(1));
+        Some(done)
     }
 }

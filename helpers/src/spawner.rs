@@ -150,7 +150,7 @@ impl Spawner {
             self.conclude_launches();
             for pid in ready.said {
                 match self.removals.get_mut(&pid) {
-                    Some(_) => self.removed(pid),
+                    Some(_) => self.hear_removal(pid),
                     None => self.listen(pid),
                 }
             }
@@ -294,7 +294,7 @@ impl Spawner {
         if let Some(at) = self.launches.iter().position(|launch| launch.pid == pid) {
             let mut launch = self.launches.swap_remove(at);
             launch.read();
-            self.conclude(launch, Some(end.status));
+            self.conclude(launch, Some(end.status), end.failure.clone());
         }
         // Nobody hears of what never ran.
         if let Some(Name::Process(id)) = self.children.name(pid) {
@@ -319,14 +319,15 @@ impl Spawner {
             // Without either report the launcher died; how, its exit will tell.
             if launch.ended && (launch.enforced.is_some() || launch.failure.is_some()) {
                 let launch = self.launches.swap_remove(at);
-                self.conclude(launch, None);
+                self.conclude(launch, None, None);
             } else {
                 at += 1;
             }
         }
     }
 
-    fn conclude(&mut self, launch: Launch, status: Option<ExitStatus>) {
+    /// Tells how a launch came out. Without a word of the launcher, `failure` is why its keeper ended it.
+    fn conclude(&mut self, launch: Launch, status: Option<ExitStatus>, failure: Option<String>) {
         let id = launch.id;
         let (event, started) = match (launch.failure, launch.enforced) {
             (None, Some(enforced)) => {
@@ -336,7 +337,10 @@ impl Spawner {
             (Some(failure), _) => (SpawnerEvent::StartFailed { id, failure }, false),
             (None, None) => {
                 let how = status.map_or_else(|| "nothing known of it".to_owned(), describe);
-                let failure = failed(Step::Machine, &format!("start: the launcher ended early ({how})"), Some(Errno::CHILD));
+                let failure = match failure {
+                    Some(failure) => failed(Step::Enforce, &format!("start: {failure}; start again"), None),
+                    None => failed(Step::Machine, &format!("start: the launcher ended early ({how})"), Some(Errno::CHILD)),
+                };
                 (SpawnerEvent::StartFailed { id, failure }, false)
             }
         };

@@ -137,6 +137,12 @@ impl Tether {
         end.map(|end| self.with_limits(end))
     }
 
+    /// Why the keeper ended everything, if it did and has told.
+    pub(crate) fn failure(&mut self) -> Option<String> {
+        self.read();
+        self.ended.as_ref().and_then(|end| end.failure.clone())
+    }
+
     /// What the keeper has let go of, since it ends next.
     pub(crate) fn let_go(&mut self) -> Option<(Vec<PathBuf>, Option<OwnedFd>)> {
         (self.is_alone && !self.points.is_empty()).then(|| (std::mem::take(&mut self.points), self.watch.take()))

@@ -11,6 +11,7 @@
 
 mod roles {
     pub(crate) mod gateway;
+    pub(crate) mod races;
     pub(crate) mod sandbox;
     pub(crate) mod spares;
     pub(crate) mod spawner;
@@ -32,8 +33,15 @@ fn main() -> ExitCode {
     if let Some(code) = roles::worker::backstop(&arguments) {
         return code;
     }
-    let tests: Vec<Test> =
-        [roles::spawner::TESTS, roles::trees::TESTS, roles::sandbox::TESTS, roles::spares::TESTS, roles::worker::TESTS].concat();
+    let tests: Vec<Test> = [
+        roles::spawner::TESTS,
+        roles::trees::TESTS,
+        roles::sandbox::TESTS,
+        roles::spares::TESTS,
+        roles::races::TESTS,
+        roles::worker::TESTS,
+    ]
+    .concat();
     let has = |flag: &str| arguments.iter().any(|argument| argument == flag);
     if has("--list") {
         if !has("--ignored") {

@@ -12,6 +12,9 @@ use rustix::event::epoll::{self, EventFlags};
 use rustix::process::Pid;
 use std::collections::HashSet;
 
+/// So many children that were killed are replaced: whoever kills more means it. The next sandbox there removes what is left.
+const MOST_KILLED: u32 = 2;
+
 impl Spawner {
     /// Reaps every child that ended.
     pub(super) fn reap(&mut self) -> Result<(), End> {
@@ -32,9 +35,11 @@ impl Spawner {
         if let Some(at) = self.launches.iter().position(|launch| launch.pid == pid) {
             let mut launch = self.launches.swap_remove(at);
             launch.read();
-            self.conclude(launch, Some(status));
+            let failure = self.tethers.get_mut(&pid).and_then(Tether::failure);
+            self.conclude(launch, Some(status), failure);
         }
         self.listen(pid);
+        self.hear_removal(pid);
         let name = self.children.name(pid);
         sys::reap(pid);
         let removal = self.removals.remove(&pid);
@@ -44,8 +49,8 @@ impl Spawner {
         let _out_already = tether.as_ref().map(|tether| epoll::delete(&self.said, tether));
         let is_stranger = name.is_none() && !is_removal && tether.is_none();
         let has_left_others = is_stranger || tether.as_ref().is_some_and(|tether| tether.leaves_others(status));
-        if let Some(Removal { then: Some((id, outcome)), .. }) = removal {
-            self.tell_end(id, outcome);
+        if let Some(removal) = removal {
+            self.bury_removal(removal);
         }
         let (end, mut left) = match tether {
             Some(tether) => tether.finish(status),
@@ -86,12 +91,30 @@ impl Spawner {
         self.tell(&SpawnerEvent::Exited { id, status, denials, failure, limits });
     }
 
-    /// What a child removed is gone, or the child is.
-    pub(super) fn removed(&mut self, pid: Pid) {
+    /// What a child removed is gone, or the child is about to end, of which is heard next.
+    pub(super) fn hear_removal(&mut self, pid: Pid) {
         let Some(removal) = self.removals.get_mut(&pid) else { return };
-        // Closed, it is out of the epoll: nobody else has this end.
-        removal.done = None;
-        if let Some((id, outcome)) = removal.then.take() {
+        if let Some(done) = removal.hear() {
+            // A copy of it in a child that was just forked would keep it there otherwise.
+            let _was_there = epoll::delete(&self.said, &done);
+        }
+        if removal.is_done
+            && let Some((id, outcome)) = removal.then.take()
+        {
+            self.tell_end(id, outcome);
+        }
+    }
+
+    /// After its child was reaped: if somebody killed that, another one tries, unless they are all killed.
+    fn bury_removal(&mut self, removal: Removal) {
+        let Removal { points, then, keeper, killed, is_done, .. } = removal;
+        if !is_done && killed < MOST_KILLED {
+            match Removal::begin(points, None, keeper) {
+                Ok((pid, again)) => return self.await_removal(pid, Removal { killed: killed + 1, then, ..again }),
+                Err((points, _none)) => tether::remove(&points),
+            }
+        }
+        if let Some((id, outcome)) = then {
             self.tell_end(id, outcome);
         }
     }
@@ -126,7 +149,7 @@ impl Spawner {
         match self.removals.values_mut().find(|removal| removal.keeper == Some(pid)) {
             Some(removal) => {
                 removal.keeper = None;
-                if removal.done.is_some() {
+                if !removal.is_done {
                     removal.then = then;
                     // It let go of all its points; there is a watch left at most.
                     return self.give_back(left, None);

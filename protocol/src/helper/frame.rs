@@ -100,8 +100,8 @@ impl Deframer {
     pub fn next_frame(&mut self) -> Result<Option<Frame>, FrameError> {
         let Some(Header { body, payload, descriptors }) = self.whole()? else { return Ok(None) };
         let mut frame = self.bytes.split_to(HEADER + body + payload).freeze();
-        if self.bytes.is_empty() && frame.len() > KEPT {
-            self.bytes = BytesMut::new();
+        if frame.len() > KEPT {
+            self.bytes = BytesMut::from(&self.bytes[..]);
         }
         let payload = frame.split_off(HEADER + body);
         Ok(Some(Frame { body: frame.split_off(HEADER), payload, descriptors }))
@@ -207,5 +207,15 @@ mod tests {
         assert_eq!(decode::<u8>(&body), Ok(7));
         body.push(0);
         assert!(decode::<u8>(&body).is_err());
+    }
+
+    #[test]
+    fn a_small_frame_behind_a_large_one_does_not_keep_what_that_took() {
+        let [large, small] = [vec![7; 20 * KEPT / 2], vec![8; 1]].map(|payload| encode(&1_u8, &payload, 0).unwrap());
+        let mut deframer = Deframer::default();
+        deframer.push(&[large, small].concat());
+        drop(deframer.next_frame().unwrap().unwrap());
+        assert!(deframer.bytes.capacity() < KEPT, "{}", deframer.bytes.capacity());
+        assert_eq!(deframer.next_frame().unwrap().unwrap().payload, [8][..]);
     }
 }

@@ -34,7 +34,10 @@ impl Builder {
                 return self.narrow_missing(path, first, spot, above, announce);
             }
             // Whoever may change that finds it held or denied by a place of its own, or may.
-            Look::Blocked => return Ok(None),
+            Look::Blocked(place) => {
+                self.refuse_loose(place)?;
+                return Ok(None);
+            }
             Look::Locked => return refuse_locked(path, above).map(|()| None),
             Look::Failed(errno) => return Err(MountError::at("open", path)(errno)),
         };
@@ -138,7 +141,7 @@ enum Look<'a> {
     /// Nothing; this is the first name on the way that is missing, or is there only as long as another sandbox holds it.
     Missing(&'a Path),
     /// Something that is no directory stands in its way.
-    Blocked,
+    Blocked(&'a Path),
     /// The way to it may not be walked.
     Locked,
     Failed(Errno),
@@ -155,7 +158,7 @@ fn look(path: &Path, shares: bool) -> Look<'_> {
             Ok(there) if shares && place != path && is_shared(&there, place) => return Look::Missing(place),
             Ok(there) => Look::There(there),
             Err(Errno::NOENT) => return Look::Missing(place),
-            Err(Errno::NOTDIR) => return Look::Blocked,
+            Err(Errno::NOTDIR) => return Look::Blocked(place),
             Err(Errno::ACCESS) => return Look::Locked,
             Err(errno) => return Look::Failed(errno),
         };
@@ -218,7 +221,7 @@ mod tests {
         assert!(matches!(look(&at("there/below"), true), Look::There(_)));
         assert!(matches!(look(&at("link"), true), Look::There(_)), "the link itself");
         assert!(matches!(look(&at("link/below"), true), Look::Failed(Errno::LOOP)));
-        assert!(matches!(look(&at("file/x"), true), Look::Blocked));
+        assert!(matches!(look(&at("file/x"), true), Look::Blocked(place) if place == at("file/x")));
         assert_eq!(missing(&at("there/a/b/c"), true), Some(at("there/a")));
 
         let point = Point::make(&at("there/a")).unwrap().unwrap();
