@@ -1,6 +1,7 @@
 //! The first process of a sandbox: it makes the view and the namespaces, starts the client's program, and stays as pid 1 of
 //! its pid namespace, so that with its end the kernel ends everything in it. It is the keeper of what is in the sandbox.
 
+use crate::closing;
 use crate::cover::Covers;
 use crate::dispatch::complain;
 use crate::frames::send_all;
@@ -107,7 +108,7 @@ fn prepare(
     let descriptors: Vec<RawFd> = descriptors.into_iter().map(std::os::fd::IntoRawFd::into_raw_fd).collect();
     launch::place_standard(&descriptors, tty)?;
     let kept: Vec<RawFd> = [result.as_raw_fd(), tether.as_raw_fd()].into_iter().chain(limits.descriptors()).collect();
-    launch::close_all_but(&kept)?;
+    closing::close_all_but(&kept)?;
 
     let made = make()?;
     limits.bound_namespace()?;
@@ -156,8 +157,12 @@ fn prepare(
             result,
         }),
         Fork::Parent(program) => {
-            drop(outgoing);
+            drop((outgoing, roots, limits));
             leave_standard()?;
+            // What was opened of the machine is of no more use, and nothing of the client's was read by anybody yet.
+            let own = [result, tether, signals.as_fd(), incoming.as_fd()].into_iter().chain(covers.descriptor());
+            let kept: Vec<RawFd> = own.chain(points.iter().map(AsFd::as_fd)).map(|kept| kept.as_raw_fd()).collect();
+            closing::close_all_but(&kept)?;
             let told = Told::new(incoming, tables, own_proc);
             Ok(Keeper { told, points, covers, signals, program, has_program: true })
         }
@@ -177,6 +182,7 @@ fn look(policy: &Policy, tables: &Compiled, roots: &Roots) -> Result<Vec<Found>,
     match sys::fork().map_err(launch::system(Step::Machine, "fork the survey"))? {
         Fork::Child => {
             let looked = catch_unwind(AssertUnwindSafe(|| {
+                closing::close_all_but(&[pen.as_raw_fd()])?;
                 enforce::reader()?;
                 survey::survey(policy, tables, roots).map_err(|error| failed(Step::Enforce, &error.to_string(), None))
             }));

@@ -8,6 +8,7 @@
 //! points it uses, and how the program ended. When the spawner is gone the tether closes, and everything ends. It stays for as
 //! long as anybody whom it keeps.
 
+use crate::closing;
 use crate::cover::Covers;
 use crate::frames::send_all;
 use crate::launch::{self, Order, failed};
@@ -97,7 +98,7 @@ fn begin(order: Order, result: &OwnedFd, tether: BorrowedFd<'_>) -> Result<Keepe
     // The gateway's socket and the program's pipes are not this process's: as long as it held them, they would not end.
     drop(order);
     let kept = [result.as_raw_fd(), tether.as_raw_fd(), signals.as_raw_fd()];
-    let left = launch::close_all_but(&kept).and_then(|()| leave_standard());
+    let left = closing::close_all_but(&kept).and_then(|()| leave_standard());
     let keeper = Keeper {
         told: Told::Silent(Denials::default()),
         points: Vec::new(),

@@ -15,6 +15,7 @@
 
 mod cgroup;
 mod children;
+mod closing;
 mod cover;
 mod dispatch;
 mod frames;
@@ -25,6 +26,7 @@ mod launch;
 mod limit;
 mod pending;
 mod probe;
+mod program;
 mod removal;
 mod spare;
 mod spawner;
@@ -32,6 +34,7 @@ mod sys;
 mod tether;
 mod told;
 mod tree;
+mod walk;
 mod worker;
 
 pub use dispatch::dispatch;

@@ -1,6 +1,8 @@
 //! Removing mount points from the machine, in a child of the spawner: on a file system that hangs it must not hold up everybody.
 
-use crate::launch;
+use crate::closing;
+use crate::dispatch::complain;
+use crate::keeper::EXIT_FAILED;
 use crate::sys::{self, Fork};
 use crate::tether::Outcome;
 use portcullis_sandbox::mounts;
@@ -42,7 +44,10 @@ impl Removal {
             Ok(Fork::Child) => {
                 // Above all the gateway's socket, of which this would be another end.
                 let kept: Vec<RawFd> = watch.iter().chain([&pen]).map(AsRawFd::as_raw_fd).collect();
-                let _open = launch::close_all_but(&kept);
+                if let Err(failure) = closing::close_all_but(&kept) {
+                    complain(format_args!("remove mount points: {failure}"));
+                    sys::end(EXIT_FAILED)
+                }
                 // To close what was removed takes the file system as long as to remove it.
                 let removed: Vec<_> = points.iter().rev().map(|point| mounts::remove(point)).collect();
                 let _gone = rustix::io::write(&pen, b"g");

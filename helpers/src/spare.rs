@@ -5,8 +5,9 @@
 //! on which it waits for one order; then it takes a copy of the machine's mounts, as they are at that time, and is the init of
 //! what is ordered, as if it had been forked for it. None serves twice: whoever came second would find what the first left.
 
+use crate::closing;
 use crate::frames::ReceiveError;
-use crate::launch::{self, Order};
+use crate::launch::Order;
 use portcullis_protocol::helper::{HEADER, StepFailed, decode, encode};
 use rustix::io::Errno;
 use rustix::net::{
@@ -137,7 +138,7 @@ impl Spare {
 
 /// Lets go of everything of the spawner's but the way to it.
 pub(crate) fn leave_spawner(way: &OwnedFd) -> Result<(), StepFailed> {
-    launch::close_all_but(&[way.as_raw_fd()])
+    closing::close_all_but(&[way.as_raw_fd()])
 }
 
 /// No order is taken any more but one that is there already.

@@ -1,5 +1,6 @@
 //! The worker: confined first, then it serves `fs/*` requests until its socket closes.
 
+use crate::closing;
 use crate::dispatch::{clear_standard, complain};
 use crate::frames::{Inlet, Received, Wait, send_all};
 use crate::fs::{View, carry_out, serve};
@@ -11,15 +12,17 @@ use portcullis_sandbox::policy::Policy;
 use portcullis_sandbox::roots::Roots;
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::process::ExitCode;
 use std::sync::Arc;
 
 /// Runs until the gateway closes the socket of requests.
 pub(crate) fn run(requests: OwnedFd, control: OwnedFd) -> ExitCode {
-    let prepared = clear_standard(requests)
-        .map_err(|errno| failed(Step::Machine, "set up the worker", Some(errno)))
-        .and_then(|requests| Ok((requests, confine(&control)?)));
+    let prepared =
+        clear_standard(requests).map_err(|errno| failed(Step::Machine, "set up the worker", Some(errno))).and_then(|requests| {
+            closing::close_all_but(&[requests.as_raw_fd(), control.as_raw_fd()])?;
+            Ok((requests, confine(&control)?))
+        });
     let (requests, view, concurrency) = match prepared {
         // A spare that nobody needed.
         Ok((_requests, None)) => return ExitCode::SUCCESS,

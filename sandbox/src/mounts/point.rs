@@ -15,7 +15,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 use rustix::process::geteuid;
 use std::ffi::OsStr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 /// Its owner's to write, with a bit that means nothing on such a directory: nobody makes one by habit. Others may look, since
@@ -117,6 +117,12 @@ impl Point {
     /// The directory itself.
     pub(super) fn directory(&self) -> &OwnedFd {
         &self.directory
+    }
+}
+
+impl AsFd for Point {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.directory.as_fd()
     }
 }
 
