@@ -10,7 +10,7 @@ use crate::launch::{self, Order, failed};
 use crate::spare::{self, Ends};
 use crate::sys::{self, Fork};
 use crate::told::Told;
-use portcullis_protocol::helper::{Deframer, HEADER, MAX_BODY, Step, StepFailed, decode, encode, errno_text};
+use portcullis_protocol::helper::{Deframer, HEADER, MAX_BODY, Step, StepFailed, decode, encode};
 use portcullis_protocol::path::Bytes;
 use portcullis_sandbox::compiled::Compiled;
 use portcullis_sandbox::enforce::{self, Choices, EnforceError, Made, Own};
@@ -57,7 +57,7 @@ pub(crate) fn wait(way: &OwnedFd, ids: Option<(u32, u32)>) -> ! {
         }),
         Ok((Ok(()), Ok(None))) => sys::end(0),
         Ok((Err(failure), Ok(None))) => {
-            complain(format_args!("prepare a sandbox ahead: {}: {}", failure.attempt, errno_text(failure.errno)));
+            complain(format_args!("prepare a sandbox ahead: {failure}"));
             sys::end(EXIT_FAILED)
         }
         Ok((_, Err(error))) => {

@@ -11,6 +11,7 @@
 
 mod roles {
     pub(crate) mod gateway;
+    pub(crate) mod open;
     pub(crate) mod races;
     pub(crate) mod sandbox;
     pub(crate) mod spares;
@@ -38,6 +39,7 @@ fn main() -> ExitCode {
         roles::trees::TESTS,
         roles::sandbox::TESTS,
         roles::spares::TESTS,
+        roles::open::TESTS,
         roles::races::TESTS,
         roles::worker::TESTS,
     ]
