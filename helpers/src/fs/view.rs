@@ -248,20 +248,73 @@ mod tests {
         prop::collection::vec((name, thing), 1..12)
     }
 
-    /// Puts things where there is room for them; what does not fit is left out.
+    /// Puts things where there is room for them; what does not fit, or would land outside of the tree, is left out.
     fn plant(tree: &Tree, things: &[(String, Thing)]) {
+        plant_below(tree.root(), things);
+    }
+
+    fn plant_below(root: &Path, things: &[(String, Thing)]) {
+        let real = root.canonicalize().unwrap();
+        let stays = |path: &Path| landing(path).is_some_and(|at| at.starts_with(&real));
         for (name, thing) in things {
-            let path = tree.at(name);
-            let _room = std::fs::create_dir_all(path.parent().unwrap());
+            let path = root.join(name);
+            let mut parents: Vec<&Path> = path.ancestors().skip(1).take_while(|parent| *parent != root).collect();
+            parents.reverse();
+            for parent in parents.into_iter().filter(|parent| stays(parent)) {
+                let _exists = std::fs::create_dir(parent);
+            }
+            if !stays(&path) {
+                continue;
+            }
             let _planted = match thing {
-                Thing::Directory => std::fs::create_dir_all(path),
+                Thing::Directory => std::fs::create_dir(path),
                 Thing::File => std::fs::write(path, name),
                 Thing::Link(to) => {
-                    let to = to.replace("{root}", tree.root().to_str().unwrap());
+                    let to = to.replace("{root}", root.to_str().unwrap());
                     std::os::unix::fs::symlink(to, path)
                 }
             };
         }
+    }
+
+    /// Where something of this name is made or written, all links followed. The last name need not exist.
+    fn landing(path: &Path) -> Option<PathBuf> {
+        let mut path = path.to_owned();
+        for _ in 0..40 {
+            // A path that ends in `..` or `/` is a directory, which exists or cannot be made.
+            let Some(name) = path.file_name() else { return path.canonicalize().ok() };
+            let at = path.parent()?.canonicalize().ok()?.join(name);
+            let Ok(target) = at.read_link() else { return Some(at) };
+            path = at.parent()?.join(target);
+        }
+        None
+    }
+
+    #[test]
+    fn what_is_planted_stays_in_its_tree() {
+        let outer = Tree::new();
+        outer.mkdir("inner");
+        let inner = outer.at("inner");
+        let link = |name: &str, to: &str| (name.to_owned(), Thing::Link(to.to_owned()));
+        let file = |name: &str| (name.to_owned(), Thing::File);
+        let things = [
+            link("up", ".."),
+            link("dangling", "../made"),
+            link("chain", "dangling"),
+            link("absolute", outer.at("made").to_str().unwrap()),
+            link("own", "later"),
+            file("up/made"),
+            file("up/d/made"),
+            ("up/directory".to_owned(), Thing::Directory),
+            file("dangling"),
+            file("chain"),
+            file("absolute"),
+            file("own"),
+        ];
+        plant_below(&inner, &things);
+        assert_eq!(outer.names(""), ["inner"]);
+        // The control: links within the tree are written through.
+        assert_eq!(std::fs::read(inner.join("later")).unwrap(), b"own");
     }
 
     proptest! {
