@@ -4,7 +4,7 @@
 use crate::cover::Covers;
 use crate::dispatch::complain;
 use crate::frames::send_all;
-use crate::keeper::{EXIT_FAILED, Keeper, KeeperReport, leave_standard, tell};
+use crate::keeper::{EXIT_FAILED, Keeper, KeeperReport, leave_standard, null, tell};
 use crate::launch::{self, Order, failed};
 use crate::spare::{self, Ends};
 use crate::sys::{self, Fork};
@@ -109,10 +109,12 @@ fn prepare(
     let kept: Vec<RawFd> = [result.as_raw_fd(), tether.as_raw_fd()].into_iter().chain(limits.descriptors()).collect();
     launch::close_all_but(&kept)?;
 
+    let null = null()?;
     let made = make()?;
     limits.bound_namespace()?;
 
-    // The policy's paths, as this mount namespace has them.
+    // The policy's paths, as this mount namespace has them, and as the process will be able to see them.
+    enforce::see_as_confined()?;
     let Some(Bytes(policy)) = policy else {
         return Err(failed(Step::Frame, "start: a sandbox without a policy", None));
     };
@@ -157,7 +159,8 @@ fn prepare(
         }),
         Fork::Parent(program) => {
             drop(outgoing);
-            leave_standard()?;
+            leave_standard(&null)?;
+            drop(null);
             let told = Told::new(incoming, tables, own_proc);
             Ok(Keeper { told, points, covers, signals, program, has_program: true })
         }

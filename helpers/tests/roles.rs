@@ -16,6 +16,7 @@ mod roles {
     pub(crate) mod spares;
     pub(crate) mod spawner;
     pub(crate) mod trees;
+    pub(crate) mod view;
     pub(crate) mod worker;
 }
 
@@ -38,6 +39,7 @@ fn main() -> ExitCode {
         roles::trees::TESTS,
         roles::sandbox::TESTS,
         roles::spares::TESTS,
+        roles::view::TESTS,
         roles::races::TESTS,
         roles::worker::TESTS,
     ]
