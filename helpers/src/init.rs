@@ -5,7 +5,7 @@ use crate::closing;
 use crate::cover::Covers;
 use crate::dispatch::complain;
 use crate::frames::send_all;
-use crate::keeper::{EXIT_FAILED, Keeper, KeeperReport, leave_standard, tell};
+use crate::keeper::{EXIT_FAILED, Keeper, KeeperReport, leave_standard, null, tell};
 use crate::launch::{self, Order, failed};
 use crate::spare::{self, Ends};
 use crate::sys::{self, Fork};
@@ -110,10 +110,12 @@ fn prepare(
     let kept: Vec<RawFd> = [result.as_raw_fd(), tether.as_raw_fd()].into_iter().chain(limits.descriptors()).collect();
     closing::close_all_but(&kept)?;
 
+    let null = null()?;
     let made = make()?;
     limits.bound_namespace()?;
 
-    // The policy's paths, as this mount namespace has them.
+    // The policy's paths, as this mount namespace has them, and as the process will be able to see them.
+    enforce::see_as_confined()?;
     let Some(Bytes(policy)) = policy else {
         return Err(failed(Step::Frame, "start: a sandbox without a policy", None));
     };
@@ -157,8 +159,8 @@ fn prepare(
             result,
         }),
         Fork::Parent(program) => {
-            drop((outgoing, roots, limits));
-            leave_standard()?;
+            leave_standard(&null)?;
+            drop((outgoing, roots, limits, null));
             // What was opened of the machine is of no more use, and nothing of the client's was read by anybody yet.
             let own = [result, tether, signals.as_fd(), incoming.as_fd()].into_iter().chain(covers.descriptor());
             let kept: Vec<RawFd> = own.chain(points.iter().map(AsFd::as_fd)).map(|kept| kept.as_raw_fd()).collect();

@@ -17,6 +17,7 @@ mod roles {
     pub(crate) mod spares;
     pub(crate) mod spawner;
     pub(crate) mod trees;
+    pub(crate) mod view;
     pub(crate) mod worker;
 }
 
@@ -40,6 +41,7 @@ fn main() -> ExitCode {
         roles::sandbox::TESTS,
         roles::spares::TESTS,
         roles::open::TESTS,
+        roles::view::TESTS,
         roles::races::TESTS,
         roles::worker::TESTS,
     ]

@@ -111,6 +111,11 @@ impl Compiled {
         self.least(|tree| tree.verdict(real))
     }
 
+    /// What one set of grants says of it, by its place in [`crate::policy::Files::sets`].
+    pub(crate) fn verdict_of_set(&self, set: usize, real: &Path) -> Verdict {
+        self.trees.get(set).map_or(Verdict::Unlisted, |tree| tree.verdict(real))
+    }
+
     /// Whether a deny glob matches the path or one of its ancestors.
     #[must_use]
     pub fn glob_denies(&self, real: &Path) -> bool {

@@ -67,7 +67,16 @@ pub fn process(
         return Err(EnforceError::Gaps(gaps));
     }
     let missing = gaps.iter().map(|gap| gap.what.name().to_owned()).collect();
-    confine(policy, roots, own, Who::Process { tty }, abi, missing)
+    confine(policy, roots, own.map(|own| (own, tables)), Who::Process { tty }, abi, missing)
+}
+
+/// Takes from the first process of a sandbox, before it opens the policy's paths, the rights on files that the process to be
+/// confined will not have.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn see_as_confined() -> Result<(), EnforceError> {
+    limits::drop_file_capabilities().map_err(|errno| EnforceError::Capabilities { errno: errno.raw_os_error() })
 }
 
 /// What a process has to itself, made before it is confined.
@@ -120,13 +129,13 @@ impl Own {
 fn confine(
     policy: &Policy,
     roots: &Roots,
-    own: Option<&Own>,
+    own: Option<(&Own, &Compiled)>,
     who: Who,
     abi: u32,
     missing: Vec<String>,
 ) -> Result<Enforced, EnforceError> {
-    // Landlock and seccomp confine the calling thread: another one would stay free.
-    refuse_threads()?;
+    // Landlock and seccomp confine the calling thread: another one would stay free. A view may have no /proc to count them in.
+    refuse_threads(own.is_some())?;
 
     // No core files, and a program's own limit of descriptors.
     limits::set(roots, who != Who::Worker)
@@ -143,6 +152,7 @@ fn confine(
     // What can be opened, made and removed; which ports, signals and abstract sockets can be reached.
     let landlock_abi = landlock::restrict(policy, roots, own, who, abi)
         .map_err(|error| EnforceError::Landlock { problem: error.to_string() })?;
+    let own = own.map(|(own, _)| own);
 
     // What remains of the system calls. Last, for the steps before need some of those that now go.
     let tables = tables(policy, own, who);
@@ -189,8 +199,15 @@ fn landlock_abi(policy: &Policy) -> Result<u32, EnforceError> {
     }
 }
 
-/// The kernel counts the threads of this process; where its count cannot be had, the process counts as many.
-fn refuse_threads() -> Result<(), EnforceError> {
+/// The kernel counts the threads of this process; where its count cannot be had, the process counts as many. In a view of its own,
+/// which may have no `/proc`, unshare(2) says whether there is more than one: whoever made a view may call it.
+fn refuse_threads(in_view: bool) -> Result<(), EnforceError> {
+    if in_view {
+        return sys::is_single_threaded().map_err(|error| match error.raw_os_error() {
+            Some(libc::EINVAL) => EnforceError::Threads { count: u32::MAX },
+            errno => EnforceError::Uncounted { errno: errno.unwrap_or(0) },
+        });
+    }
     // The kernel counts a link for each thread, beside the two of every directory (`proc_task_getattr`). The text of `status` would
     // be a tenth of a millisecond's work for one number.
     let tasks = rustix::fs::stat("/proc/self/task").map_err(|errno| EnforceError::Uncounted { errno: errno.raw_os_error() })?;

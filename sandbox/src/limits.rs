@@ -17,6 +17,19 @@ pub(crate) fn set(roots: &Roots, restore_descriptors: bool) -> Result<(), Errno>
     }
 }
 
+/// Gives up what lets root see and change files that their modes keep from it. Whoever makes a view for a process without
+/// capabilities then sees what that process will: a path that the process cannot reach looks the same whether it exists or not.
+pub(crate) fn drop_file_capabilities() -> Result<(), Errno> {
+    let files = CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH | CapabilitySet::FOWNER;
+    let held = rustix::thread::capabilities(None)?;
+    let kept = CapabilitySets {
+        effective: held.effective - files,
+        permitted: held.permitted - files,
+        inheritable: held.inheritable - files,
+    };
+    rustix::thread::set_capabilities(None, kept)
+}
+
 /// Gives up every capability in every set, for good.
 pub(crate) fn drop_capabilities() -> Result<(), Errno> {
     rustix::thread::clear_ambient_capability_set()?;

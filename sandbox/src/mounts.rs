@@ -9,8 +9,10 @@
 //! not exist gets a mount point ([`Point`]) for as long as the sandbox lives. Landlock and seccomp come on top of all that.
 
 mod device;
+mod kernel;
 mod mask;
 mod narrow;
+mod own;
 mod place;
 mod point;
 mod tree;
@@ -18,6 +20,7 @@ mod tree;
 use crate::compiled::Compiled;
 use crate::roots::Roots;
 use device::{Devices, Processes};
+use kernel::KernelMounts;
 use mask::Masks;
 use place::{Base, Builder};
 use portcullis_protocol::path::AbsolutePath;
@@ -99,7 +102,7 @@ pub fn build(plan: Plan<'_>, announce: &mut dyn FnMut(&Path)) -> Result<View, Mo
     // What is granted, as the machine has it, before anything is locked.
     let devices = Devices::take(plan.terminal)?;
     let proc = Processes::take()?;
-    let mut builder = Builder::take(plan)?;
+    let mut builder = Builder::take(plan, KernelMounts::read()?)?;
 
     // The ground: the machine's tree, read-only, or an empty one.
     let base = builder.lay_ground()?;
@@ -113,6 +116,7 @@ pub fn build(plan: Plan<'_>, announce: &mut dyn FnMut(&Path)) -> Result<View, Mo
     let own_devices = devices.mount(directory("/dev")?.as_fd())?;
     builder.lock_later(own_devices, Path::new("/dev"));
     let own_proc = proc.mount(directory("/proc")?.as_fd())?;
+    builder.mask_processes()?;
 
     // Every place where the verdict changes, those above first.
     let points = builder.place_all(announce)?;

@@ -53,6 +53,12 @@ pub(crate) fn own_mounts() -> io::Result<()> {
     check(unsafe { libc::unshare(libc::CLONE_NEWNS) }.into())
 }
 
+/// Fails with EINVAL where this process has more than one thread: unshare(2), CLONE_THREAD.
+pub(crate) fn is_single_threaded() -> io::Result<()> {
+    // SAFETY: as in `own_network`; for a process with one thread the flag does nothing, and for others the call fails.
+    check(unsafe { libc::unshare(libc::CLONE_THREAD) }.into())
+}
+
 /// Brings the loopback interface of this network namespace up, through any socket of it.
 pub(crate) fn loopback_up(socket: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: an ifreq is plain integers and arrays of bytes: zeros are valid.

@@ -12,9 +12,6 @@ use rustix::process::geteuid;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
-/// Bound of the names that lead on from a denied directory.
-const LEADING: &str = "1m";
-
 impl Builder {
     /// Covers what is less than what is granted above.
     pub(super) fn narrow(
@@ -38,7 +35,7 @@ impl Builder {
                 self.refuse_loose(place)?;
                 return Ok(None);
             }
-            Look::Locked => return refuse_locked(path, above).map(|()| None),
+            Look::Locked => return self.cover_locked(path, above).map(|()| None),
             Look::Failed(errno) => return Err(MountError::at("open", path)(errno)),
         };
         let stat = fstat(&target).map_err(MountError::at("look at", path))?;
@@ -56,20 +53,38 @@ impl Builder {
             tree.attach(target.as_fd(), path)?;
             self.cover(path, &tree, is_a_strangers(path, &stat))?;
         } else {
-            let tree = match kind {
+            let mount = match kind {
                 // What the link leads to is judged where it is; the link itself holds nothing.
                 FileType::Symlink => return Ok(None),
-                FileType::Directory if spot.leads_on => tree::memory("111", LEADING)?,
-                FileType::Directory => self.mask(Mask::Denied)?,
-                _file => self.mask(Mask::File)?,
+                FileType::Directory if spot.leads_on => self.lead_through(target.as_fd(), path)?.mount(path)?,
+                kind => {
+                    let tree = self.mask(if kind == FileType::Directory { Mask::Denied } else { Mask::File })?;
+                    tree.attach(target.as_fd(), path)?;
+                    tree.mount(path)?
+                }
             };
-            tree.attach(target.as_fd(), path)?;
-            self.cover(path, &tree, is_a_strangers(path, &stat))?;
-            if spot.leads_on {
-                self.lock_later(tree, path);
+            if !is_a_strangers(path, &stat) {
+                self.covered.push(Cover { path: path.to_owned(), mount });
             }
         }
         Ok(None)
+    }
+
+    /// Covers the directory that may not be searched on the way to a place. Nothing in it is known here, nor to the process; but its
+    /// owner could open it any time, and what is denied in it would lie bare.
+    pub(super) fn cover_locked(&mut self, path: &Path, above: Verdict) -> Result<(), MountError> {
+        let there = |place: &Path| tree::try_open(place).ok().map(|target| (place.to_owned(), target));
+        let Some((place, target)) = path.ancestors().skip(1).find_map(there) else { return Ok(()) };
+        if self.locked.contains(&place) || place == Path::new("/") {
+            return Ok(());
+        }
+        refuse_locked(path, above)?;
+        let stat = fstat(&target).map_err(MountError::at("look at", &place))?;
+        let tree = self.mask(Mask::Denied)?;
+        tree.attach(target.as_fd(), &place)?;
+        self.cover(&place, &tree, is_a_strangers(&place, &stat))?;
+        self.locked.insert(place);
+        Ok(())
     }
 
     /// Notes a cover that has to stay. What a stranger may remove any time, in a directory that all share, is not worth a sandbox's
@@ -136,7 +151,7 @@ impl Builder {
 
 /// What stands at a path.
 #[derive(Debug)]
-enum Look<'a> {
+pub(super) enum Look<'a> {
     There(OwnedFd),
     /// Nothing; this is the first name on the way that is missing, or is there only as long as another sandbox holds it.
     Missing(&'a Path),
@@ -149,7 +164,7 @@ enum Look<'a> {
 
 /// Looks from the top, once at each name, so that what others make and remove meanwhile is one or the other: taken first for missing
 /// and then for there, it would be covered as neither. `shares` says that what other sandboxes hold can be held too.
-fn look(path: &Path, shares: bool) -> Look<'_> {
+pub(super) fn look(path: &Path, shares: bool) -> Look<'_> {
     let mut places: Vec<&Path> = path.ancestors().collect();
     places.reverse();
     let mut found = Look::Missing(path);
