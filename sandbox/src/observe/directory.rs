@@ -13,9 +13,10 @@ use crate::sys::{self, Notification};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, chmod, open, openat2, readlink};
 use rustix::io::Errno;
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
-use std::ffi::c_long;
+use std::ffi::{OsStr, c_long};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
@@ -73,7 +74,7 @@ impl ChangeOfMode {
         })?;
         let here = format!("/proc/self/fd/{}", directory.as_raw_fd());
         let real = readlink(&here, Vec::new())?;
-        let real = std::path::Path::new(std::ffi::OsStr::from_bytes(real.as_bytes()));
+        let real = Path::new(OsStr::from_bytes(real.as_bytes()));
         if tables.verdict(real) != Verdict::Write {
             return Err(Errno::PERM);
         }
@@ -96,6 +97,9 @@ impl ChangeOfMode {
         let address = argument(notification, nth).ok_or(Errno::FAULT)?;
         let is_empty = flags & libc::AT_EMPTY_PATH != 0 && is_empty(thread, address);
         let path = if is_empty { None } else { Some(read_path(thread, address).ok_or(Errno::NOENT)?) };
+        if let Some(number) = path.as_deref().and_then(descriptor) {
+            return own(listener, notification, &format!("/proc/{thread}/fd/{number}"));
+        }
         // AT_FDCWD is negative. The kernel does not look at the descriptor where the path is absolute.
         let from = match number {
             _any if path.as_ref().is_some_and(|path| path.is_absolute()) => None,
@@ -120,6 +124,11 @@ fn own(listener: BorrowedFd<'_>, notification: &Notification, link: &str) -> Res
     let opened = open(link, DIRECTORY, Mode::empty())?;
     // Else the thread may be gone, and its number another's.
     sys::is_waiting(listener, notification.id).then_some(opened).ok_or(Errno::SRCH)
+}
+
+/// The descriptor that a path names: so the C library spells a change that must not follow a link (glibc before 2.39).
+fn descriptor(path: &Path) -> Option<u32> {
+    path.strip_prefix("/proc/self/fd").ok()?.to_str()?.parse().ok()
 }
 
 fn is_empty(process: i32, address: u64) -> bool {

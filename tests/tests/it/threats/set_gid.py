@@ -26,6 +26,8 @@ ways = {
     "fchmodat2": lambda: call(452, CWD, path, 0o2755, 0),
     "fchmodat2-no-link": lambda: call(452, CWD, path, 0o2755, NOFOLLOW),
     "fchmodat2-empty": lambda: call(452, held(path, os.O_PATH), b"", 0o2755, EMPTY),
+    # So the C library changes what must be no link.
+    "by-proc": lambda: call(FCHMODAT, CWD, b"/proc/self/fd/%d" % held(path, os.O_PATH), 0o2755),
 }
 if X86:
     ways["chmod"] = lambda: call(CHMOD, path, 0o2755)
