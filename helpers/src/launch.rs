@@ -145,12 +145,15 @@ fn steps_inside(inside: &Inside<'_>) -> Result<Never, StepFailed> {
     let witness = Witness::open()?;
     let mut enforced = enforce::process(inside.policy, inside.roots, inside.tables, Some(inside.own), inside.choices)?;
 
-    // What is tried from now on is told to init, if this kernel can; nothing of the confinement depends on it.
-    if let Ok(listener) = observe::tell_of_changes() {
-        let frame = encode(&(), b"", 1).map_err(|error| failed(Step::Frame, &error.to_string(), None))?;
-        let sent = send_all(inside.outgoing, &frame, Some(listener.as_fd()));
-        sent.map_err(machine("hand the descriptor for what is told to init"))?;
-        enforced.observed = true;
+    // What is tried from now on is told to init, if this kernel can. Where it cannot, what init would allow is refused.
+    match observe::tell_of_changes() {
+        Ok(listener) => {
+            let frame = encode(&(), b"", 1).map_err(|error| failed(Step::Frame, &error.to_string(), None))?;
+            let sent = send_all(inside.outgoing, &frame, Some(listener.as_fd()));
+            sent.map_err(machine("hand the descriptor for what is told to init"))?;
+            enforced.observed = true;
+        }
+        Err(_cannot) => enforce::without_listener(inside.policy, &mut enforced)?,
     }
 
     // Nothing of init's and none of the policy's roots: each would lead past the view. Only now the client's words.

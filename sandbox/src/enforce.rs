@@ -79,6 +79,19 @@ pub fn see_as_confined() -> Result<(), EnforceError> {
     limits::drop_file_capabilities().map_err(|errno| EnforceError::Capabilities { errno: errno.raw_os_error() })
 }
 
+/// Has no file and no directory become set-group-ID, in a process whose init is not told of its changes.
+///
+/// # Errors
+/// The step failed; the process must end.
+pub fn without_listener(policy: &Policy, enforced: &mut Enforced) -> Result<(), EnforceError> {
+    let table = seccomp::Table::SetGroupId;
+    if matches!(policy.files, Files::Restricted(_)) {
+        seccomp::install(table).map_err(|error| EnforceError::Seccomp { table: table.name(), problem: error.to_string() })?;
+        enforced.seccomp.push(table.name().to_owned());
+    }
+    Ok(())
+}
+
 /// What a process has to itself, made before it is confined.
 #[derive(Debug)]
 pub struct Own {
@@ -176,7 +189,9 @@ fn tables(policy: &Policy, own: Option<&Own>, who: Who) -> Vec<seccomp::Table> {
         // Somebody else confines the files: only the network is ours.
         Files::Unrestricted => Vec::new(),
         files if files.is_read_only() => vec![Table::Process, Table::ReadOnly],
-        Files::Restricted(_) => vec![Table::Process],
+        // Without a view no init looks at what becomes set-group-ID.
+        Files::Restricted(_) if own.is_none() => vec![Table::Process, Table::SetId, Table::SetGroupId],
+        Files::Restricted(_) => vec![Table::Process, Table::SetId],
     };
     // In a network of its own a process may use the internet's sockets: they lead to itself.
     let network = match policy.network {

@@ -131,6 +131,19 @@ pub(crate) fn let_go_on(listener: BorrowedFd<'_>, id: u64) -> io::Result<()> {
     check(unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SEND, &raw const response) }.into())
 }
 
+/// Answers a notified call with an error number, or with success if that is 0; the call itself is not carried out.
+pub(crate) fn answer(listener: BorrowedFd<'_>, id: u64, errno: i32) -> io::Result<()> {
+    let response = libc::seccomp_notif_resp { id, val: 0, error: -errno, flags: 0 };
+    // SAFETY: seccomp_unotify(2): the request reads one seccomp_notif_resp, which lives for the call.
+    check(unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SEND, &raw const response) }.into())
+}
+
+/// Whether the thread that made a notified call still waits for its answer.
+pub(crate) fn is_waiting(listener: BorrowedFd<'_>, id: u64) -> bool {
+    // SAFETY: seccomp_unotify(2): the request reads one number, which lives for the call.
+    check(unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_ID_VALID, &raw const id) }.into()).is_ok()
+}
+
 /// Reads memory of another process; how much was there to read.
 pub(crate) fn read_memory(process: i32, address: u64, into: &mut [u8]) -> io::Result<usize> {
     let local = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };

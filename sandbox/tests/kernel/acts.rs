@@ -51,6 +51,9 @@ fn perform(act: &str, place: &str) -> Result<()> {
         "rename" => fs::rename(path, path.with_extension("moved")),
         "symlink" => std::os::unix::fs::symlink("x", &below),
         "chmod" => fs::set_permissions(path, fs::Permissions::from_mode(0o640)),
+        "set-id" => fs::set_permissions(path, fs::Permissions::from_mode(0o4755)),
+        "set-group-id" => fs::set_permissions(path, fs::Permissions::from_mode(0o2755)),
+        "openat2" => number(sys::openat2(place)),
         "chown" => std::os::unix::fs::chown(path, Some(rustix::process::getuid().as_raw()), None),
         "utime" => fs::File::open(path)?.set_modified(std::time::UNIX_EPOCH),
         "xattr" => number(sys::setxattr(place)),
@@ -130,8 +133,15 @@ fn perform(act: &str, place: &str) -> Result<()> {
         #[cfg(target_arch = "x86_64")]
         "int80" => number(sys::int80()),
         "tiocsti" => number(sys::ioctl(0, libc::TIOCSTI)),
+        "line-discipline" => number(sys::ioctl(0, libc::TIOCSETD)),
+        "bridge" => number(sys::ioctl(0, 0x8940)),
         "tioclinux" => number(sys::ioctl(0, libc::TIOCLINUX)),
         "mount" => number(sys::call(libc::SYS_mount, [0; 5])),
+        "statmount" => number(sys::call(457, [0; 5])),
+        "process-madvise" => number(sys::call(libc::SYS_process_madvise, [usize::MAX, 0, 0, 0, 0])),
+        "kcmp" => number(sys::call(libc::SYS_kcmp, [usize::MAX, 0, 0, 0, 0])),
+        // 470 to 999: calls of kernels to come.
+        "newer" => number(sys::call(999, [0; 5])),
         "keyctl" => number(sys::call(libc::SYS_keyctl, [0, usize::MAX - 2, 0, 0, 0])),
         "shmget" => number(sys::call(libc::SYS_shmget, [0, 4096, 0o1600, 0, 0])),
         // PTRACE_SEIZE: it stops nothing.

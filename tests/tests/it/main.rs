@@ -53,6 +53,7 @@ mod stdio;
 mod threats;
 mod tidy;
 mod tls;
+mod tools;
 mod trees;
 mod unix_socket;
 mod watch;
