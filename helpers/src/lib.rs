@@ -26,6 +26,7 @@ mod limit;
 mod pending;
 mod probe;
 mod removal;
+mod remover;
 mod spare;
 mod spawner;
 mod sys;
