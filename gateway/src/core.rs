@@ -11,6 +11,7 @@ use crate::link::Link;
 use crate::metrics::Metrics;
 use crate::peer::Peers;
 use crate::policies::{Ceiling, Policies};
+use crate::private::Private;
 use crate::process::launch;
 use crate::registry::Registry;
 use crate::reply;
@@ -166,7 +167,9 @@ impl Gateway {
         let metrics = Arc::new(Metrics::new());
         let (audit, audit_task) = config.audit.as_ref().map(|file| Audit::open(file, &started(&config))).transpose()?.unzip();
         let present = metrics.helper("spawner");
-        let started = Spawner::start(&config.paths.executable, config.session_limits, present).await;
+        // Before the first confined process.
+        let private = Private::prepare(&config);
+        let started = Spawner::start(&config.paths.executable, config.session_limits, private.records.as_deref(), present).await;
         let (spawner, spawner_task) = started.map_err(failed)?;
         if let Err(error) = can_hold(&config.session_limits, spawner.cgroups()) {
             spawner_task.stop().await;
@@ -174,7 +177,8 @@ impl Gateway {
         }
         let (pool, pool_task) = Pool::start(spawner.clone(), Arc::clone(&metrics));
         let (work, queue) = mpsc::channel(QUEUE);
-        let tokens = config.token_places().iter().filter_map(|place| AbsolutePath::new(place).ok()).collect();
+        let hidden = config.token_places().into_iter().chain(private.places);
+        let tokens = hidden.filter_map(|place| AbsolutePath::new(place).ok()).collect();
         let core = Arc::new(Core {
             machine: Machine::here(config.variable("TMPDIR")),
             ceiling: Ceiling::new(config.ceiling.clone(), tokens),

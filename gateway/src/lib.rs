@@ -31,6 +31,7 @@ mod metrics;
 mod otlp;
 mod peer;
 mod policies;
+mod private;
 mod process;
 mod registry;
 mod remote;

@@ -4,9 +4,9 @@
 use crate::closing;
 use crate::cover::Covers;
 use crate::dispatch::complain;
-use crate::frames::send_all;
-use crate::keeper::{EXIT_FAILED, Keeper, KeeperReport, leave_standard, null, tell};
+use crate::keeper::{EXIT_FAILED, Keeper, leave_standard, null};
 use crate::launch::{self, Order, failed};
+use crate::remover::Line;
 use crate::spare::{self, Ends};
 use crate::sys::{self, Fork};
 use crate::told::Told;
@@ -26,9 +26,7 @@ use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::os::unix::ffi::OsStrExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
 
 /// Makes the sandbox, starts the program and serves until the end of both, in the first process of new namespaces. `ids` are the
 /// effective user and group outside, if it is in a new user namespace too.
@@ -81,9 +79,9 @@ fn begin(ids: Option<(u32, u32)>) -> Result<(), StepFailed> {
 }
 
 fn go(order: Order, ends: Ends, make: impl FnOnce() -> Result<Made, StepFailed>) -> ! {
-    let Ends { result, tether } = ends;
+    let Ends { result, tether, line } = ends;
     // A panic must not unwind into the spawner's frames, of which this process has a copy.
-    let ended = catch_unwind(AssertUnwindSafe(|| prepare(order, result.as_fd(), tether.as_fd(), make)));
+    let ended = catch_unwind(AssertUnwindSafe(|| prepare(order, result.as_fd(), tether.as_fd(), line, make)));
     let failure = match ended {
         Ok(Ok(keeper)) => {
             drop(result);
@@ -101,13 +99,18 @@ fn prepare(
     order: Order,
     result: BorrowedFd<'_>,
     tether: BorrowedFd<'_>,
+    line: Option<OwnedFd>,
     make: impl FnOnce() -> Result<Made, StepFailed>,
 ) -> Result<Keeper, StepFailed> {
-    let Order { tty, policy, command, descriptors, limits, .. } = order;
+    let Order { tty, policy, command, descriptors, limits, records, .. } = order;
     // From here on the numbers of the received descriptors are reused; their owners must not close them again.
     let descriptors: Vec<RawFd> = descriptors.into_iter().map(std::os::fd::IntoRawFd::into_raw_fd).collect();
     launch::place_standard(&descriptors, tty)?;
-    let kept: Vec<RawFd> = [result.as_raw_fd(), tether.as_raw_fd()].into_iter().chain(limits.descriptors()).collect();
+    let kept: Vec<RawFd> = [result.as_raw_fd(), tether.as_raw_fd()]
+        .into_iter()
+        .chain(line.as_ref().map(AsRawFd::as_raw_fd))
+        .chain(limits.descriptors())
+        .collect();
     closing::close_all_but(&kept)?;
 
     let null = null()?;
@@ -128,14 +131,19 @@ fn prepare(
 
     // The view and the network.
     let terminal = tty.then(rustix::stdio::stdin);
-    let plan = Plan { tables: &tables, roots: &roots, found: &found, terminal };
-    let mut own = Own::make(&policy, plan, made, &mut |path| tell(tether, &KeeperReport::Point(bytes(path))))?;
+    let Some(line) = line.map(Line) else {
+        return Err(failed(Step::Frame, "start: a sandbox without a socket to the remover", None));
+    };
+    let records = records.and_then(|records| records.open().ok());
+    let plan = Plan { tables: &tables, roots: &roots, found: &found, terminal, records: records.as_ref() };
+    let mut own = Own::make(&policy, plan, made, &mut |path| line.name(path))?;
+    // It lies outside every view.
+    drop(records);
     let own_proc = own.view.own_proc;
     let points = std::mem::take(&mut own.view.points);
     let mut covers = Covers::watch(&own.view.covered, &own.view.awaited);
     if let Some(watch) = covers.descriptor() {
-        let frame = encode(&KeeperReport::Watch, b"", 1).map_err(|error| failed(Step::Frame, &error.to_string(), None))?;
-        let _gone = send_all(tether, &frame, Some(watch));
+        line.lend(watch);
     }
     if let Some(path) = covers.lost() {
         let attempt = format!("hold `{}`: it was replaced while the sandbox was made; start again", path.display());
@@ -162,11 +170,11 @@ fn prepare(
             leave_standard(&null)?;
             drop((outgoing, roots, limits, null));
             // What was opened of the machine is of no more use, and nothing of the client's was read by anybody yet.
-            let own = [result, tether, signals.as_fd(), incoming.as_fd()].into_iter().chain(covers.descriptor());
+            let own = [result, tether, line.0.as_fd(), signals.as_fd(), incoming.as_fd()].into_iter().chain(covers.descriptor());
             let kept: Vec<RawFd> = own.chain(points.iter().map(AsFd::as_fd)).map(|kept| kept.as_raw_fd()).collect();
             closing::close_all_but(&kept)?;
             let told = Told::new(incoming, tables, own_proc);
-            Ok(Keeper { told, points, covers, signals, program, has_program: true })
+            Ok(Keeper { told, points, line: Some(line), covers, signals, program, has_program: true })
         }
     }
 }
@@ -214,10 +222,6 @@ fn look(policy: &Policy, tables: &Compiled, roots: &Roots) -> Result<Vec<Found>,
     }
 }
 
-fn bytes(path: &Path) -> Bytes {
-    Bytes(path.as_os_str().as_bytes().to_vec())
-}
-
 /// Tries namespaces, a view over the machine's tree and a network, in the first process of new namespaces. Whether `/proc` can be its own.
 pub(crate) fn try_all(ids: Option<(u32, u32)>) -> Result<bool, EnforceError> {
     if let Some((user, group)) = ids {
@@ -227,7 +231,7 @@ pub(crate) fn try_all(ids: Option<(u32, u32)>) -> Result<bool, EnforceError> {
     let roots = Roots::open(&policy)?;
     let tables = Compiled::new(&policy, |path| roots.resolve(path))
         .map_err(|error| EnforceError::Namespace { attempt: error.to_string(), errno: 0 })?;
-    let plan = Plan { tables: &tables, roots: &roots, found: &[], terminal: None };
+    let plan = Plan { tables: &tables, roots: &roots, found: &[], terminal: None, records: None };
     let made = Made { user: ids.is_some(), network: false };
     Own::make(&policy, plan, made, &mut |_| ()).map(|own| own.view.own_proc)
 }

@@ -17,6 +17,7 @@ use portcullis_protocol::helper::{
 use portcullis_protocol::path::{AbsolutePath, Bytes};
 use portcullis_sandbox::compiled::Compiled;
 use portcullis_sandbox::enforce::{self, Choices, Own};
+use portcullis_sandbox::mounts::RecordsAt;
 use portcullis_sandbox::observe;
 use portcullis_sandbox::policy::{Access, Policy};
 use portcullis_sandbox::roots::Roots;
@@ -45,6 +46,8 @@ pub(crate) struct Order {
     pub(crate) own_view: bool,
     /// And a network of its own.
     pub(crate) own_network: bool,
+    /// Where is noted what is made on the machine.
+    pub(crate) records: Option<RecordsAt>,
     pub(crate) limits: Limits,
     /// Standard input, output and error; with a tty the one terminal.
     #[serde(skip)]

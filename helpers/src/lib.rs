@@ -28,6 +28,7 @@ mod pending;
 mod probe;
 mod program;
 mod removal;
+mod remover;
 mod spare;
 mod spawner;
 mod sys;

@@ -15,6 +15,7 @@ mod narrow;
 mod own;
 mod place;
 mod point;
+mod record;
 mod tree;
 
 use crate::compiled::Compiled;
@@ -29,7 +30,8 @@ use serde::{Deserialize, Serialize};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 
-pub use point::{Point, is_mount_point, remove};
+pub use point::{Point, remove, remove_left};
+pub use record::{Records, RecordsAt};
 
 /// What was built.
 #[derive(Debug)]
@@ -88,6 +90,8 @@ pub struct Plan<'a> {
     pub found: &'a [Found],
     /// The terminal that the process is given.
     pub terminal: Option<BorrowedFd<'a>>,
+    /// Where is noted what is made on the machine; without them nothing is made there, and what needs it is refused.
+    pub records: Option<&'a Records>,
 }
 
 /// Builds the view in this mount namespace, which must be new and this process's own. `announce` hears of each mount point
@@ -99,7 +103,9 @@ pub fn build(plan: Plan<'_>, announce: &mut dyn FnMut(&Path)) -> Result<View, Mo
     // Nothing of what follows is seen outside, nor the other way round.
     tree::part_from_the_machine()?;
 
-    // What is granted, as the machine has it, before anything is locked.
+    // What is granted, as the machine has it, before anything is locked, and where is noted what is made on it.
+    let records = plan.records.map(Records::detached).transpose()?;
+    let plan = Plan { records: records.as_ref(), ..plan };
     let devices = Devices::take(plan.terminal)?;
     let proc = Processes::take()?;
     let mut builder = Builder::take(plan, KernelMounts::read()?)?;

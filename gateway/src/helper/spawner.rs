@@ -21,6 +21,7 @@ use portcullis_protocol::path::Bytes;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::UnixStream as StdStream;
 use std::path::Path;
 use std::process::Child as HelperChild;
@@ -198,6 +199,7 @@ impl Spawner {
     pub(crate) async fn start(
         executable: &Path,
         session_limits: SessionLimits,
+        records: Option<&Path>,
         present: Present,
     ) -> Result<(Self, SpawnerTask), SpawnerError> {
         let failed = |error| SpawnerError::Start(executable.display().to_string(), error);
@@ -206,7 +208,7 @@ impl Spawner {
         let ours = UnixStream::from_std(ours).map_err(failed)?;
         let mut child = spawn(executable, theirs).map_err(failed)?;
         let (mut sender, mut receiver) = pair_up(ours);
-        let ready = timeout(PATIENCE, greet(&mut sender, &mut receiver, session_limits)).await;
+        let ready = timeout(PATIENCE, greet(&mut sender, &mut receiver, session_limits, records)).await;
         let ready = ready.unwrap_or_else(|_| Err(format!("not ready within {} s", PATIENCE.as_secs())));
         let found = match ready {
             Ok(found) => found,
@@ -331,8 +333,14 @@ fn spawn(executable: &Path, socket: StdStream) -> io::Result<HelperChild> {
 }
 
 /// Hello, and Ready with what it tried.
-async fn greet(sender: &mut FrameSender, receiver: &mut FrameReceiver, session_limits: SessionLimits) -> Result<Found, String> {
-    let hello = SpawnerRequest::Hello { build: BUILD.to_owned(), session_limits };
+async fn greet(
+    sender: &mut FrameSender,
+    receiver: &mut FrameReceiver,
+    session_limits: SessionLimits,
+    records: Option<&Path>,
+) -> Result<Found, String> {
+    let records = records.map(|path| Bytes(path.as_os_str().as_bytes().to_vec()));
+    let hello = SpawnerRequest::Hello { build: BUILD.to_owned(), session_limits, records };
     let hello = encode(&hello, &[], 0).map_err(|error| error.to_string())?;
     sender.send(&hello, &[]).await.map_err(|error| error.to_string())?;
     let (frame, _none) = receiver.recv().await.map_err(|error| error.to_string())?.ok_or("it ended at once")?;

@@ -19,8 +19,10 @@ use std::fs::File;
 use std::io::{IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
+use std::sync::OnceLock;
 
 /// A stream of frames with descriptors.
 pub(crate) struct Channel {
@@ -91,6 +93,13 @@ pub(crate) fn start_role(role: Role, build: &str, stdio: OwnedFd) -> Child {
         .unwrap()
 }
 
+/// Where spawners note what they make on the machine.
+pub(crate) static RECORDS: OnceLock<PathBuf> = OnceLock::new();
+
+fn records() -> Bytes {
+    Bytes(RECORDS.get().unwrap().as_os_str().as_bytes().to_vec())
+}
+
 /// A spawner that has said Ready.
 pub(crate) struct Spawner {
     pub(crate) channel: Option<Channel>,
@@ -108,7 +117,7 @@ impl Spawner {
     pub(crate) fn start_with(session_limits: SessionLimits) -> (Self, CgroupLayer) {
         let (mut channel, theirs) = Channel::pair();
         let process = start_role(Role::Spawner, BUILD, theirs);
-        channel.send(&SpawnerRequest::Hello { build: BUILD.to_owned(), session_limits }, b"", &[]);
+        channel.send(&SpawnerRequest::Hello { build: BUILD.to_owned(), session_limits, records: Some(records()) }, b"", &[]);
         let SpawnerEvent::Ready { cgroups, .. } = channel.expect() else { panic!("its first word is another") };
         (Self { channel: Some(channel), process, newest: 1000 }, cgroups)
     }

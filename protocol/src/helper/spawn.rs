@@ -15,6 +15,9 @@ pub enum SpawnerRequest {
         build: String,
         /// What all processes of each session together may use.
         session_limits: SessionLimits,
+        /// A directory that is the user's alone, for records of what is made on the machine. Its path is real. Without it, what
+        /// needs that is refused.
+        records: Option<Bytes>,
     },
     /// Start a worker. Descriptors: its standard input and output (one socket), its control socket.
     Worker {

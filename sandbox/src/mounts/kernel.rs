@@ -161,7 +161,7 @@ fn unescape(text: &[u8]) -> Vec<u8> {
     plain
 }
 
-impl Builder {
+impl Builder<'_> {
     /// Takes away what mounts of the kernel show below what is granted. The mount that is found at a path is judged by its device:
     /// one that lies under another cannot be reached.
     pub(super) fn narrow_kernel_mounts(&mut self, spots: &BTreeMap<PathBuf, Spot>) -> Result<(), MountError> {

@@ -49,7 +49,7 @@ pub(super) fn is_given_device(path: &Path, roots: &Roots) -> bool {
     HARMLESS.into_iter().any(|device| path == Path::new(device)) || (0..sets).all(names)
 }
 
-impl Builder {
+impl Builder<'_> {
     /// Covers what is denied, or refuses it by name.
     pub(super) fn narrow_own(&mut self, path: &Path, spot: &Spot) -> Result<(), MountError> {
         let refuse = |why: &str, remedy: &str| {
@@ -63,7 +63,7 @@ impl Builder {
         if spot.leads_on && path.starts_with("/proc") {
             return refuse("an entry below it grants a part of it", "take out one of the two entries");
         }
-        let target = match look(path, false) {
+        let target = match look(path, false, None) {
             Look::There(target) => target,
             // In memory that is the sandbox's own: nothing has to be removed from the machine.
             Look::Missing(first) if first.starts_with("/dev/shm") => {

@@ -2,10 +2,10 @@
 
 use super::kernel::{KernelMounts, Treatment, is_own};
 use super::mask::{Mask, Masks};
-use super::narrow::is_shared;
 use super::own;
+use super::point::is_ours;
 use super::tree::{self, Lock, Tree};
-use super::{Cover, FoundKind, MountError, Plan, Point};
+use super::{Cover, FoundKind, MountError, Plan, Point, Records};
 use crate::compiled::{Resolved, Verdict};
 use crate::roots::{Identity, Root};
 use rustix::fs::{CWD, FileType, fstat, readlinkat, symlinkat};
@@ -47,7 +47,9 @@ pub(super) struct Spot {
 
 /// Builds a view out of places.
 #[derive(Debug)]
-pub(super) struct Builder {
+pub(super) struct Builder<'a> {
+    /// Where is noted what is made on the machine.
+    pub(super) records: Option<&'a Records>,
     spots: BTreeMap<PathBuf, Spot>,
     base: Base,
     /// Links of the policy's own paths, and where they lead.
@@ -71,9 +73,9 @@ pub(super) struct Builder {
     leading: BTreeSet<PathBuf>,
 }
 
-impl Builder {
+impl<'a> Builder<'a> {
     /// Clones what is granted.
-    pub(super) fn take(plan: Plan<'_>, kernel: KernelMounts) -> Result<Self, MountError> {
+    pub(super) fn take(plan: Plan<'a>, kernel: KernelMounts) -> Result<Self, MountError> {
         let mut spots = BTreeMap::new();
         for (path, verdict) in places(&plan, &kernel) {
             let above = nearest(&spots, &path).map_or(Verdict::Unlisted, |spot| spot.verdict);
@@ -108,6 +110,7 @@ impl Builder {
         };
         let links = if base == Base::Empty { links(&plan)? } else { Vec::new() };
         Ok(Self {
+            records: plan.records,
             spots,
             base,
             links,
@@ -208,7 +211,7 @@ impl Builder {
     /// Mounts a directory over itself, so that it cannot be renamed.
     fn hold_directory(&mut self, path: &Path) -> Result<(), MountError> {
         match tree::try_open(path) {
-            Ok(target) if !is_shared(&target, path) => {
+            Ok(target) if !is_ours(&target, path, self.records) => {
                 let tree = Tree::clone_of(target.as_fd(), path)?;
                 tree.attach(target.as_fd(), path)?;
                 self.cover(path, &tree, false)
