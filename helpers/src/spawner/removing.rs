@@ -97,7 +97,8 @@ impl Spawner {
                 removing.reaped.insert(token);
             }
             // It is gone already, or there is no remover that would tell; what is recorded goes with its next use.
-            _nothing_left => {
+            nothing_left => {
+                nothing_left.iter().for_each(|token| drop(removing.waiting.remove(token)));
                 if let Some((id, end)) = then {
                     self.tell_end(id, end);
                 }

@@ -6,8 +6,8 @@ use super::sandbox::ended;
 use crate::Test;
 use portcullis_protocol::helper::{ExitStatus, SpawnerEvent};
 use portcullis_sandbox::policy::{Access, Policy};
-use rustix::fs::{FlockOperation, flock};
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use rustix::fs::{FlockOperation, Mode, flock};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, umask};
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 
 pub(crate) const TESTS: &[Test] = &[
     ("points::a_strangers_lock_stops_no_start", a_strangers_lock_stops_no_start),
+    ("points::the_mode_is_exact_whatever_the_mask", the_mode_is_exact_whatever_the_mask),
     ("points::a_directory_without_a_record_stays", a_directory_without_a_record_stays),
     ("points::nothing_is_left_after_the_death_of_the_remover", nothing_is_left_after_the_death_of_the_remover),
     ("points::any_deaths_leave_no_name_bare_and_none_behind", any_deaths_leave_no_name_bare_and_none_behind),
@@ -69,6 +70,19 @@ fn a_strangers_lock_stops_no_start() {
     assert_eq!(spawner.run(&act, None).0.status, ExitStatus::Code(0));
     spawner.close();
     assert!(git.join("x").is_dir());
+}
+
+fn the_mode_is_exact_whatever_the_mask() {
+    let (_directory, workspace) = workspace();
+    // Helpers inherit it, and so do programs.
+    let mask = umask(Mode::from_raw_mode(0o077));
+    let mut spawner = Spawner::start();
+    umask(mask);
+    start(&mut spawner, 1, &workspace);
+    assert_eq!(fs::metadata(workspace.join(".git")).unwrap().mode() & 0o7777, 0o1755);
+    let (outcome, _) = spawner.run(&shell("umask"), Some(&writable(&workspace)));
+    assert_eq!(outcome.stdout, "0077\n", "the control: nothing else is made with another one");
+    spawner.close();
 }
 
 fn a_directory_without_a_record_stays() {

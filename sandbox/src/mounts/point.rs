@@ -439,11 +439,4 @@ mod tests {
         let directory = open_directory(&path).unwrap();
         assert!(intent.made(&directory, Mark::of(&directory).unwrap()).unwrap(), "control: made after the intent");
     }
-
-    #[test]
-    fn the_mode_is_exact_whatever_the_mask_and_nothing_else_changes() {
-        let (_directory, top, records) = place();
-        let point = Point::make(&top.join(".git"), &records).unwrap().unwrap();
-        assert!(looks_like_one(point.directory()).unwrap());
-    }
 }
