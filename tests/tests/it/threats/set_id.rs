@@ -29,7 +29,7 @@ async fn no_confined_process_makes_a_set_id_file() {
             assert_eq!(outcome, expect, "{which}: {line}");
             assert_eq!(mode == "0o0", which != 2, "{which}: {line}");
         }
-        let capable = if which == 2 && is_root() { 1 } else { 0 };
+        let capable = u8::from(which == 2 && is_root());
         assert_eq!(last.split(' ').next_back(), Some(capable.to_string().as_str()), "{which}: {last}");
         assert_eq!(last.starts_with("left 0 "), which != 2, "{which}: {last}");
     }
@@ -167,4 +167,43 @@ for command, argument in ((1024, fcntl.F_RDLCK), (1026, 0), (1040, 0)):
     let inside = set.at("ws/file");
     let outcomes = set.act(&sandbox, "lease", &inside).await;
     assert_eq!(outcomes, ["EPERM", "EPERM", "ok"]);
+}
+
+#[tokio::test]
+async fn what_a_file_call_writes_or_copies_has_no_set_id_bit() {
+    let mut set = Set::new().await;
+    let sandbox = workspace_write(&set.place, &[]);
+    let bits = |set: &Set, name: &str| std::fs::metadata(set.place.path(name)).unwrap().mode() & 0o6000;
+    // CAP_SETUID, effective, in the second form of `struct vfs_cap_data` (linux/capability.h).
+    let capability = [0x0200_0001_u32, 1 << 7, 0, 0, 0].map(u32::to_le_bytes).concat();
+    let capable =
+        |set: &Set, name: &str| rustix::fs::getxattr(set.place.path(name), "security.capability", &mut [0_u8; 32][..]).is_ok();
+    for name in ["ws/written", "ws/emptied", "ws/opened", "ws/over", "ws/from"] {
+        set.place.put(name, "content");
+        if is_root() {
+            let flags = rustix::fs::XattrFlags::empty();
+            rustix::fs::setxattr(set.place.path(name), "security.capability", &capability, flags).unwrap();
+            assert!(capable(&set, name), "{name}");
+        }
+        set.place.mode(name, 0o6755);
+        assert_eq!(bits(&set, name), 0o6000, "{name}");
+    }
+    let uri = |set: &Set, name: &str| set.place.uri(name);
+    for (name, content) in [("ws/written", "eA=="), ("ws/emptied", "")] {
+        let write = json!({"path": uri(&set, name), "dataBase64": content, "sandbox": sandbox});
+        set.with.ok("fs/writeFile", write).await;
+    }
+    let open = json!({"handleId": "h", "path": uri(&set, "ws/opened"), "mode": "replace", "sandbox": sandbox});
+    set.with.ok("fs/open", open).await;
+    set.with.ok("fs/close", json!({"handleId": "h"})).await;
+    for to in ["ws/over", "ws/new"] {
+        let copy =
+            json!({"sourcePath": uri(&set, "ws/from"), "destinationPath": uri(&set, to), "recursive": false, "sandbox": sandbox});
+        set.with.ok("fs/copy", copy).await;
+    }
+    for name in ["ws/written", "ws/emptied", "ws/opened", "ws/over", "ws/new"] {
+        assert_eq!((bits(&set, name), capable(&set, name)), (0, false), "{name}");
+    }
+    // The control: what is only read keeps them.
+    assert_eq!((bits(&set, "ws/from"), capable(&set, "ws/from")), (0o6000, is_root()));
 }
