@@ -17,7 +17,7 @@ pub(crate) fn outcome(act: &str, place: &str) -> String {
 }
 
 /// The names that the tables use.
-fn name(number: i32) -> String {
+pub(crate) fn name(number: i32) -> String {
     let name = match Errno::from_raw_os_error(number) {
         Errno::PERM => "EPERM",
         Errno::ACCESS => "EACCES",
@@ -31,6 +31,21 @@ fn name(number: i32) -> String {
         Errno::CONNREFUSED => "ECONNREFUSED",
         Errno::BADF => "EBADF",
         Errno::NODATA => "ENODATA",
+        Errno::AGAIN => "EAGAIN",
+        Errno::EXIST => "EEXIST",
+        Errno::ISDIR => "EISDIR",
+        Errno::NOTDIR => "ENOTDIR",
+        Errno::LOOP => "ELOOP",
+        Errno::NOTTY => "ENOTTY",
+        Errno::NXIO => "ENXIO",
+        Errno::NODEV => "ENODEV",
+        Errno::BUSY => "EBUSY",
+        Errno::TXTBSY => "ETXTBSY",
+        Errno::IO => "EIO",
+        Errno::OPNOTSUPP => "EOPNOTSUPP",
+        Errno::PROTONOSUPPORT => "EPROTONOSUPPORT",
+        Errno::AFNOSUPPORT => "EAFNOSUPPORT",
+        Errno::SOCKTNOSUPPORT => "ESOCKTNOSUPPORT",
         other => return other.to_string(),
     };
     name.to_owned()

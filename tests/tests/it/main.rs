@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "what fails in a test shall end it")]
 
+mod attacks;
 mod audit;
 mod binary;
 mod bounds;
