@@ -59,6 +59,7 @@ fn confine(control: &OwnedFd) -> Result<Option<(View, Enforced, u16)>, StepFaile
         return Ok(Some((View::unconfined(), Enforced::default(), setup.concurrency)));
     };
     let policy = Policy::decode(&policy).map_err(|error| wrong(&format!("decode the policy: {error}")))?;
+    enforce::surrender(&policy)?;
     let roots = Roots::open(&policy)?;
     let enforced = enforce::worker(&policy, &roots)?;
     let view =

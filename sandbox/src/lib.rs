@@ -15,6 +15,7 @@ pub mod explain;
 pub mod file;
 pub mod gitfile;
 mod glob;
+pub mod kernel_files;
 mod landlock;
 mod limits;
 pub mod mounts;

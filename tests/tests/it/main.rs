@@ -23,6 +23,7 @@ mod held_up;
 mod helpers_die;
 mod http;
 mod jobs;
+mod kernel_files;
 mod limits;
 mod listener;
 mod listener_peers;
