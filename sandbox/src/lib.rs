@@ -9,6 +9,7 @@
 //! take away; the kernel stands behind that decision, but for what lies below a writable root.
 #![deny(unsafe_code)]
 
+pub mod casefold;
 pub mod compiled;
 pub mod enforce;
 pub mod explain;

@@ -22,6 +22,7 @@ mod handshake;
 mod held_up;
 mod helpers_die;
 mod http;
+mod in_flight;
 mod jobs;
 mod kernel_files;
 mod limits;
