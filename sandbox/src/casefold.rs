@@ -21,21 +21,30 @@ const CASEFOLD: u32 = 0x4000_0000;
 /// # Errors
 /// There is one.
 pub fn refuse(policy: &Policy, roots: &Roots) -> Result<(), PolicyError> {
+    refuse_where(policy, roots, &folds)
+}
+
+fn refuse_where(policy: &Policy, roots: &Roots, folds: &dyn Fn(&Path) -> bool) -> Result<(), PolicyError> {
     let mut known = HashMap::new();
     for grants in policy.files.sets() {
         let denied = grants.entries.iter().filter(|grant| grant.access == Access::Deny);
         for named in denied.map(|grant| &grant.path) {
             let real = roots.real(named);
-            check(named, real.as_deref().and_then(Path::parent), &mut known)?;
+            check(named, real.as_deref().and_then(Path::parent), &mut known, folds)?;
         }
         for glob in &grants.deny_globs {
-            check(&glob.base, roots.real(&glob.base).as_deref(), &mut known)?;
+            check(&glob.base, roots.real(&glob.base).as_deref(), &mut known, folds)?;
         }
     }
     Ok(())
 }
 
-fn check(named: &AbsolutePath, directory: Option<&Path>, known: &mut HashMap<PathBuf, bool>) -> Result<(), PolicyError> {
+fn check(
+    named: &AbsolutePath,
+    directory: Option<&Path>,
+    known: &mut HashMap<PathBuf, bool>,
+    folds: &dyn Fn(&Path) -> bool,
+) -> Result<(), PolicyError> {
     for directory in directory.into_iter().flat_map(Path::ancestors) {
         let folds = match known.get(directory) {
             // Those above were looked at with it.
@@ -63,4 +72,41 @@ fn folds(directory: &Path) -> bool {
     let magic = fstatfs(&opened).ok().and_then(|stat| u64::try_from(stat.f_type).ok());
     magic.is_some_and(|magic| INSENSITIVE.contains(&magic))
         || ioctl_getflags(&opened).is_ok_and(|flags| flags.bits() & CASEFOLD != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::{DenyGlob, Files, Grant, Grants, Network};
+
+    #[test]
+    fn a_denial_where_spellings_are_one_name_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let top = directory.path().canonicalize().unwrap();
+        std::fs::create_dir_all(top.join("fat/sub")).unwrap();
+        let path = |name: &str| AbsolutePath::new(top.join(name)).unwrap();
+        let is_fat = |directory: &Path| directory.starts_with(top.join("fat"));
+        for (denied, base, is_refused) in [
+            (None, None, false),
+            (Some("plain"), Some(""), false),
+            // The whole of it, by a name that has one spelling.
+            (Some("fat"), None, false),
+            (Some("fat/secret"), None, true),
+            (Some("fat/sub/deep/er"), None, true),
+            (None, Some("fat"), true),
+            (None, Some("fat/sub"), true),
+        ] {
+            let mut entries = vec![Grant::new(path("fat"), Access::Write)];
+            entries.retain(|_| denied != Some("fat"));
+            entries.extend(denied.map(|name| Grant::new(path(name), Access::Deny)));
+            let globs = base.map(|name| DenyGlob { base: path(name), pattern: "*.env".to_owned() }).into_iter().collect();
+            let files = Files::Restricted(Grants::new(entries, globs).unwrap().into());
+            let policy = Policy { files, network: Network::Restricted };
+            let roots = Roots::open(&policy).unwrap();
+            let refused = refuse_where(&policy, &roots, &is_fat);
+            assert_eq!(refused.is_err(), is_refused, "{denied:?} {base:?}: {refused:?}");
+            // Here every spelling is a name of its own.
+            assert_eq!(refuse(&policy, &roots), Ok(()));
+        }
+    }
 }
