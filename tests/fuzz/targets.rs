@@ -87,6 +87,21 @@ pub(crate) fn policy_bytes(data: &[u8]) -> bool {
     true
 }
 
+/// Whether bytes are a body of this type, which must then mean the same once it is written again.
+macro_rules! again {
+    ($body:ty, $bytes:expr) => {
+        decode::<$body>($bytes).is_ok_and(|first| {
+            let bytes = encode(&first, &[], 0).expect("what came in a frame fits into one");
+            let mut deframer = Deframer::default();
+            deframer.push(&bytes);
+            let frame = deframer.next_frame().expect("a frame").expect("a whole one");
+            let second: $body = decode(&frame.body).expect("what is written can be read");
+            assert_eq!(format!("{first:?}"), format!("{second:?}"));
+            true
+        })
+    };
+}
+
 /// Bytes between gateway and helpers, in either direction: frames that are the same however the bytes are cut, and bodies that mean the
 /// same once they are written again.
 pub(crate) fn frames(data: &[u8]) -> bool {
@@ -111,27 +126,16 @@ pub(crate) fn frames(data: &[u8]) -> bool {
     for frame in whole.0 {
         let body = &frame.body[..];
         let read = [
-            again::<FsRequest>(body),
-            again::<FsReply>(body),
-            again::<SpawnerRequest>(body),
-            again::<SpawnerEvent>(body),
-            again::<WorkerSetup>(body),
-            again::<WorkerAnswer>(body),
+            again!(FsRequest, body),
+            again!(FsReply, body),
+            again!(SpawnerRequest, body),
+            again!(SpawnerEvent, body),
+            again!(WorkerSetup, body),
+            again!(WorkerAnswer, body),
         ];
         judged |= read.contains(&true);
     }
     judged
-}
-
-fn again<T: serde::Serialize + serde::de::DeserializeOwned + std::fmt::Debug>(body: &[u8]) -> bool {
-    let Ok(first) = decode::<T>(body) else { return false };
-    let bytes = encode(&first, &[], 0).expect("what came in a frame fits into one");
-    let mut deframer = Deframer::default();
-    deframer.push(&bytes);
-    let frame = deframer.next_frame().expect("a frame").expect("a whole one");
-    let second: T = decode(&frame.body).expect("what is written can be read");
-    assert_eq!(format!("{first:?}"), format!("{second:?}"));
-    true
 }
 
 /// Bytes from a server are a head and a body, of which nothing is lost, or refused.
