@@ -7,9 +7,9 @@ use crate::fs::{View, carry_out, serve};
 use crate::launch::failed;
 use portcullis_protocol::helper::{BUILD, Enforced, Step, StepFailed, WorkerAnswer, WorkerSetup, decode, encode};
 use portcullis_protocol::path::Bytes;
-use portcullis_sandbox::enforce;
 use portcullis_sandbox::policy::Policy;
 use portcullis_sandbox::roots::Roots;
+use portcullis_sandbox::{casefold, enforce};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -62,7 +62,9 @@ fn confine(control: &OwnedFd) -> Result<Option<(View, Enforced, u16)>, StepFaile
         return Ok(Some((View::unconfined(), Enforced::default(), setup.concurrency)));
     };
     let policy = Policy::decode(&policy).map_err(|error| wrong(&format!("decode the policy: {error}")))?;
+    enforce::surrender(&policy)?;
     let roots = Roots::open(&policy)?;
+    casefold::refuse(&policy, &roots).map_err(|error| failed(Step::Enforce, &error.to_string(), None))?;
     let enforced = enforce::worker(&policy, &roots)?;
     let view =
         View::confined(&policy, roots).map_err(|error| failed(Step::Enforce, &format!("compile the policy: {error}"), None))?;

@@ -42,7 +42,7 @@ impl Verdict {
     }
 
     /// The verdict where both hold. Protected is only what lies below a place that is writable under both.
-    fn and(self, other: Self) -> Self {
+    pub(crate) fn and(self, other: Self) -> Self {
         if other.rank() < self.rank() || other == Self::Read && self == Self::Protected { other } else { self }
     }
 }
@@ -270,6 +270,30 @@ mod tests {
                 ("/h/.git/hooks/x", Verdict::Write),
             ],
         );
+    }
+
+    #[test]
+    fn another_spelling_of_a_protected_name_gains_nothing() {
+        let mut compiled = compile(&policy(
+            &[("/w", Write), ("/w/.git/hooks", Write), ("/w/.aws", Deny), ("/g", Write), ("/g/.git", Write), ("/r/.git", Write)],
+            &[],
+        ));
+        check(
+            &compiled,
+            &[
+                ("/w/.GIT/config", Verdict::Protected),
+                ("/w/git~1", Verdict::Protected),
+                ("/w/.GIT/hooks/x", Verdict::Protected),
+                ("/w/.AWS/x", Verdict::Denied),
+                ("/w/.Codex", Verdict::Protected),
+                ("/w/sub/.GIT", Verdict::Write),
+                ("/g/.GIT", Verdict::Write),
+                ("/r/.GIT", Verdict::Unlisted),
+            ],
+        );
+        assert!(!compiled.is_visible(Path::new("/r/.GIT")) && compiled.is_visible(Path::new("/r/.git")));
+        compiled = compile(&nested(&policy(&[("/w", Write)], &[])));
+        check(&compiled, &[("/w/sub/.Git/x", Verdict::Protected)]);
     }
 
     #[test]

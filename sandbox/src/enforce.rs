@@ -24,6 +24,18 @@ pub fn worker(policy: &Policy, roots: &Roots) -> Result<Enforced, EnforceError> 
     confine(policy, roots, None, Who::Worker, abi, Vec::new())
 }
 
+/// Gives up what lets this process pass over the modes of files, before it opens or resolves a path of the policy: what lies in a
+/// directory that its user may not search is then missing to it from the start, whether it exists or not. [`worker`] comes after it.
+///
+/// # Errors
+/// The system refuses; the process must end.
+pub fn surrender(policy: &Policy) -> Result<(), EnforceError> {
+    if policy.files == Files::Unrestricted {
+        return Ok(());
+    }
+    limits::drop_capabilities().map_err(|errno| EnforceError::Capabilities { errno: errno.raw_os_error() })
+}
+
 /// Confines this single-threaded process so that it may read everything that its user may, and do nothing else: for looking at
 /// files before a view is built.
 ///

@@ -7,7 +7,7 @@
 use crate::compiled::{Compiled, Verdict};
 use crate::gitfile::{self, is_a_strangers};
 use crate::mounts::{Found, FoundKind};
-use crate::policy::{Access, PROTECTED_NAMES, Policy};
+use crate::policy::{Access, Policy, is_protected_name};
 use crate::roots::Roots;
 use portcullis_protocol::path::AbsolutePath;
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, openat2, statat};
@@ -81,7 +81,7 @@ pub fn survey(policy: &Policy, tables: &Compiled, roots: &Roots) -> Result<Vec<F
                 tables,
                 &mut names,
                 &mut |path| {
-                    let is_name = path.file_name().is_some_and(|name| PROTECTED_NAMES.iter().any(|protected| name == *protected));
+                    let is_name = path.file_name().is_some_and(is_protected_name);
                     if !is_name || tables.verdict(path) != Verdict::Protected {
                         return None;
                     }

@@ -96,7 +96,7 @@ impl View {
         if lexical.is_ok() {
             rules.check_root(path)?;
             match open_exact(path, flags) {
-                Ok(descriptor) => return checked(rules, descriptor, Cow::Borrowed(path)),
+                Ok(descriptor) => return checked(rules, descriptor, Cow::Borrowed(path), want),
                 // A link, so the path is not the real one.
                 Err(Errno::LOOP) if follow != Follow::None => {}
                 Err(errno) => return Err(which_link(path, errno)),
@@ -114,7 +114,7 @@ impl View {
             rules.check_root(&trace.real)?;
             trace.exists()?;
             match open_exact(&trace.real, flags) {
-                Ok(descriptor) => return checked(rules, descriptor, Cow::Owned(trace.real)),
+                Ok(descriptor) => return checked(rules, descriptor, Cow::Owned(trace.real), want),
                 Err(Errno::LOOP) => {}
                 Err(errno) => return Err(os(errno)),
             }
@@ -139,6 +139,7 @@ impl View {
                 rules.permit_spelling(path)?;
                 trace(path, last, |step| match step {
                     Step::Name(real) => rules.permit(real, Want::Stat),
+                    Step::Found(real, found) => rules.check_opened(real, found, Want::Stat),
                     Step::Spelling(path) => rules.permit_spelling(path),
                 })
             }
@@ -192,12 +193,19 @@ impl View {
         }
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let opened = if links { openat(CWD, parent, flags, Mode::empty()) } else { open_exact(parent, flags) };
-        Ok(Place { directory: opened.map_err(os)?, name: name.to_owned(), path: path.to_owned() })
+        let directory = opened.map_err(os)?;
+        self.check_directory(parent, &directory)?;
+        Ok(Place { directory, name: name.to_owned(), path: path.to_owned() })
+    }
+
+    /// That names may be made and removed in an opened directory, as far as its file system decides.
+    pub(super) fn check_directory(&self, path: &Path, directory: &OwnedFd) -> Result<(), FsError> {
+        self.rules.as_ref().map_or(Ok(()), |rules| rules.check_opened(path, directory, Want::Write))
     }
 }
 
-fn checked<'a>(rules: &Rules, descriptor: OwnedFd, path: Cow<'a, Path>) -> Result<Opened<'a>, FsError> {
-    rules.check_opened(&path, &descriptor)?;
+fn checked<'a>(rules: &Rules, descriptor: OwnedFd, path: Cow<'a, Path>, want: Want) -> Result<Opened<'a>, FsError> {
+    rules.check_opened(&path, &descriptor, want)?;
     Ok(Opened { descriptor, path })
 }
 
