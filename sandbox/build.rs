@@ -16,7 +16,7 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-const TABLES: [&str; 6] = ["worker", "process", "read-only", "shared-ipc", "no-network", "internet"];
+const TABLES: [&str; 7] = ["worker", "init", "process", "read-only", "shared-ipc", "no-network", "internet"];
 
 /// Name, seccompiler's name, the audit value of `linux/audit.h`.
 const ARCHITECTURES: [(&str, TargetArch, u32); 2] =

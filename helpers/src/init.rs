@@ -5,7 +5,7 @@ use crate::closing;
 use crate::cover::Covers;
 use crate::dispatch::complain;
 use crate::frames::send_all;
-use crate::keeper::{EXIT_FAILED, Keeper, KeeperReport, leave_standard, tell};
+use crate::keeper::{self, EXIT_FAILED, Keeper, KeeperReport, leave_standard, tell};
 use crate::launch::{self, Order, failed};
 use crate::spare::{self, Ends};
 use crate::sys::{self, Fork};
@@ -14,6 +14,7 @@ use portcullis_protocol::helper::{Deframer, HEADER, MAX_BODY, Step, StepFailed, 
 use portcullis_protocol::path::Bytes;
 use portcullis_sandbox::compiled::Compiled;
 use portcullis_sandbox::enforce::{self, Choices, EnforceError, Made, Own};
+use portcullis_sandbox::first::{self, Duty};
 use portcullis_sandbox::mounts::{Found, Plan};
 use portcullis_sandbox::namespaces;
 use portcullis_sandbox::policy::Policy;
@@ -140,7 +141,13 @@ fn prepare(
         return Err(failed(Step::Enforce, &attempt, None));
     }
 
-    // The program is a child of this process, and confines itself.
+    // Nothing of the way here leads beneath the covers: neither the directory that this process began in, nor what it opened.
+    rustix::process::chdir("/").map_err(launch::machine("enter the root of the view"))?;
+
+    // The program is a child of this process, and confines itself. Its domain nests in this one.
+    let duty = if points.is_empty() { Duty::None } else { Duty::RemovePoints };
+    let null = keeper::null()?;
+    first::before_launcher(&policy, &roots, &own, duty)?;
     let pair = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None);
     let (incoming, outgoing) = pair.map_err(launch::machine("make a socket for what is told"))?;
     let signals = sys::child_events().map_err(|error| launch::system(Step::Machine, "watch children")(error))?;
@@ -158,11 +165,12 @@ fn prepare(
         }),
         Fork::Parent(program) => {
             drop((outgoing, roots, limits));
-            leave_standard()?;
+            leave_standard(null)?;
             // What was opened of the machine is of no more use, and nothing of the client's was read by anybody yet.
             let own = [result, tether, signals.as_fd(), incoming.as_fd()].into_iter().chain(covers.descriptor());
             let kept: Vec<RawFd> = own.chain(points.iter().map(AsFd::as_fd)).map(|kept| kept.as_raw_fd()).collect();
             closing::close_all_but(&kept)?;
+            first::for_good(duty)?;
             let told = Told::new(incoming, tables, own_proc);
             Ok(Keeper { told, points, covers, signals, program, has_program: true })
         }

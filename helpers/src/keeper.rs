@@ -98,7 +98,7 @@ fn begin(order: Order, result: &OwnedFd, tether: BorrowedFd<'_>) -> Result<Keepe
     // The gateway's socket and the program's pipes are not this process's: as long as it held them, they would not end.
     drop(order);
     let kept = [result.as_raw_fd(), tether.as_raw_fd(), signals.as_raw_fd()];
-    let left = closing::close_all_but(&kept).and_then(|()| leave_standard());
+    let left = closing::close_all_but(&kept).and_then(|()| leave_standard(null()?));
     let keeper = Keeper {
         told: Told::Silent(Denials::default()),
         points: Vec::new(),
@@ -117,15 +117,19 @@ fn begin(order: Order, result: &OwnedFd, tether: BorrowedFd<'_>) -> Result<Keepe
 }
 
 /// The program's pipes are the program's: as long as its keeper held them, they would not end with it.
-pub(crate) fn leave_standard() -> Result<(), StepFailed> {
-    let open = || -> rustix::io::Result<()> {
-        let flags = rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC;
-        let null = rustix::fs::open("/dev/null", flags, rustix::fs::Mode::empty())?;
+pub(crate) fn leave_standard(null: OwnedFd) -> Result<(), StepFailed> {
+    let place = || -> rustix::io::Result<()> {
         rustix::stdio::dup2_stdin(&null)?;
         rustix::stdio::dup2_stdout(&null)?;
         rustix::stdio::dup2_stderr(&null)
     };
-    open().map_err(launch::machine("let go of the program's descriptors"))
+    place().map_err(launch::machine("let go of the program's descriptors"))
+}
+
+/// What takes their place.
+pub(crate) fn null() -> Result<OwnedFd, StepFailed> {
+    let flags = rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC;
+    rustix::fs::open("/dev/null", flags, rustix::fs::Mode::empty()).map_err(launch::machine("open /dev/null"))
 }
 
 impl Keeper {

@@ -13,6 +13,7 @@ pub mod compiled;
 pub mod enforce;
 pub mod explain;
 pub mod file;
+pub mod first;
 pub mod gitfile;
 mod glob;
 mod landlock;
