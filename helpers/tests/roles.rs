@@ -10,6 +10,7 @@
 )]
 
 mod roles {
+    pub(crate) mod first;
     pub(crate) mod gateway;
     pub(crate) mod open;
     pub(crate) mod races;
@@ -40,6 +41,7 @@ fn main() -> ExitCode {
         roles::sandbox::TESTS,
         roles::spares::TESTS,
         roles::open::TESTS,
+        roles::first::TESTS,
         roles::races::TESTS,
         roles::worker::TESTS,
     ]
