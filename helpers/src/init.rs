@@ -14,6 +14,7 @@ use portcullis_protocol::helper::{Deframer, HEADER, MAX_BODY, Step, StepFailed, 
 use portcullis_protocol::path::Bytes;
 use portcullis_sandbox::compiled::Compiled;
 use portcullis_sandbox::enforce::{self, Choices, EnforceError, Made, Own};
+use portcullis_sandbox::first;
 use portcullis_sandbox::mounts::{Found, Plan};
 use portcullis_sandbox::namespaces;
 use portcullis_sandbox::policy::Policy;
@@ -150,7 +151,11 @@ fn prepare(
         return Err(failed(Step::Enforce, &attempt, None));
     }
 
-    // The program is a child of this process, and confines itself.
+    // Nothing of the way here leads beneath the covers: neither the directory that this process began in, nor what it opened.
+    rustix::process::chdir("/").map_err(launch::machine("enter the root of the view"))?;
+
+    // The program is a child of this process, and confines itself. Its domain nests in this one.
+    first::before_launcher(&policy, &roots, &own, &tables)?;
     let pair = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None);
     let (incoming, outgoing) = pair.map_err(launch::machine("make a socket for what is told"))?;
     let signals = sys::child_events().map_err(|error| launch::system(Step::Machine, "watch children")(error))?;
@@ -167,12 +172,13 @@ fn prepare(
             result,
         }),
         Fork::Parent(program) => {
-            leave_standard(&null)?;
-            drop((outgoing, roots, limits, null));
+            drop((outgoing, roots, limits));
+            leave_standard(null)?;
             // What was opened of the machine is of no more use, and nothing of the client's was read by anybody yet.
             let own = [result, tether, line.0.as_fd(), signals.as_fd(), incoming.as_fd()].into_iter().chain(covers.descriptor());
             let kept: Vec<RawFd> = own.chain(points.iter().map(AsFd::as_fd)).map(|kept| kept.as_raw_fd()).collect();
             closing::close_all_but(&kept)?;
+            first::for_good()?;
             let told = Told::new(incoming, tables, own_proc);
             Ok(Keeper { told, points, line: Some(line), covers, signals, program, has_program: true })
         }

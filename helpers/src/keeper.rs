@@ -95,7 +95,7 @@ fn begin(order: Order, result: &OwnedFd, tether: BorrowedFd<'_>) -> Result<Keepe
     // The gateway's socket and the program's pipes are not this process's: as long as it held them, they would not end.
     drop(order);
     let kept = [result.as_raw_fd(), tether.as_raw_fd(), signals.as_raw_fd()];
-    let left = closing::close_all_but(&kept).and_then(|()| leave_standard(&null()?));
+    let left = closing::close_all_but(&kept).and_then(|()| leave_standard(null()?));
     let keeper = Keeper {
         told: Told::Silent(Denials::default()),
         points: Vec::new(),
@@ -121,11 +121,13 @@ pub(crate) fn null() -> Result<OwnedFd, StepFailed> {
 }
 
 /// The program's pipes are the program's: as long as its keeper held them, they would not end with it.
-pub(crate) fn leave_standard(null: &OwnedFd) -> Result<(), StepFailed> {
-    let placed = rustix::stdio::dup2_stdin(null)
-        .and_then(|()| rustix::stdio::dup2_stdout(null))
-        .and_then(|()| rustix::stdio::dup2_stderr(null));
-    placed.map_err(launch::machine("let go of the program's descriptors"))
+pub(crate) fn leave_standard(null: OwnedFd) -> Result<(), StepFailed> {
+    let place = || -> rustix::io::Result<()> {
+        rustix::stdio::dup2_stdin(&null)?;
+        rustix::stdio::dup2_stdout(&null)?;
+        rustix::stdio::dup2_stderr(&null)
+    };
+    place().map_err(launch::machine("let go of the program's descriptors"))
 }
 
 impl Keeper {

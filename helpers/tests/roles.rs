@@ -10,6 +10,7 @@
 )]
 
 mod roles {
+    pub(crate) mod first;
     pub(crate) mod gateway;
     pub(crate) mod open;
     pub(crate) mod points;
@@ -44,6 +45,7 @@ fn main() -> ExitCode {
         roles::spares::TESTS,
         roles::open::TESTS,
         roles::view::TESTS,
+        roles::first::TESTS,
         roles::races::TESTS,
         roles::points::TESTS,
         roles::worker::TESTS,

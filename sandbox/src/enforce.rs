@@ -215,7 +215,7 @@ fn tables(policy: &Policy, own: Option<&Own>, who: Who) -> Vec<seccomp::Table> {
     files.into_iter().chain(shared).chain([network]).collect()
 }
 
-fn landlock_abi(policy: &Policy) -> Result<u32, EnforceError> {
+pub(crate) fn landlock_abi(policy: &Policy) -> Result<u32, EnforceError> {
     let found = sys::landlock_abi();
     match (&policy.files, found) {
         (Files::Restricted(_), Ok(abi)) if abi >= MINIMUM_ABI => Ok(abi),

@@ -155,6 +155,33 @@ pub(crate) fn restrict(
     Ok(abi.min(KNOWN_ABI))
 }
 
+/// Confines the first process of a sandbox, and whatever it starts, to what its policy lets be changed and to reading. The domains
+/// of [`restrict`] nest in this one and grant no more.
+pub(crate) fn restrict_first(
+    policy: &Policy,
+    roots: &Roots,
+    own: &Own,
+    tables: &Compiled,
+    abi: u32,
+) -> Result<(), LandlockError> {
+    // A network is the launcher's matter: init has no call that makes a socket.
+    let rights = Rights { network: BitFlags::EMPTY, ..Rights::new(policy, own.network, Who::Process { tty: true }, abi) };
+    if rights.is_empty() {
+        return Ok(());
+    }
+    let mut ruleset = ruleset(rights)?;
+    if !rights.files.is_empty() {
+        ruleset = grant(ruleset, &PathFd::new("/")?, rights.read)?;
+        for (descriptor, _) in
+            roots.all().iter().filter(|root| root.access == Access::Write).filter_map(|root| root.descriptor.as_ref())
+        {
+            ruleset = grant(ruleset, descriptor, rights.write)?;
+        }
+        ruleset = grant_own(ruleset, own, tables, rights)?;
+    }
+    enforce(ruleset)
+}
+
 /// A ruleset that handles these rights and grants none.
 fn ruleset(rights: Rights) -> Result<RulesetCreated, RulesetError> {
     // A right that the kernel does not know is an error, never left out.

@@ -14,6 +14,7 @@ pub mod compiled;
 pub mod enforce;
 pub mod explain;
 pub mod file;
+pub mod first;
 pub mod gitfile;
 mod glob;
 pub mod kernel_files;

@@ -32,6 +32,11 @@ pub(crate) fn drop_file_capabilities() -> Result<(), Errno> {
 
 /// Gives up every capability in every set, for good.
 pub(crate) fn drop_capabilities() -> Result<(), Errno> {
+    keep_capabilities(CapabilitySet::empty())
+}
+
+/// Gives up every capability but these, which no program that is executed has.
+pub(crate) fn keep_capabilities(kept: CapabilitySet) -> Result<(), Errno> {
     rustix::thread::clear_ambient_capability_set()?;
     let held = rustix::thread::capabilities(None)?;
     // The bounding set can be reduced only by who holds this capability. Whoever does not hold it cannot gain anything from
@@ -45,6 +50,7 @@ pub(crate) fn drop_capabilities() -> Result<(), Errno> {
             }
         }
     }
-    let none = CapabilitySet::empty();
-    rustix::thread::set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })
+    let kept = held.permitted & kept;
+    let inheritable = CapabilitySet::empty();
+    rustix::thread::set_capabilities(None, CapabilitySets { effective: kept, permitted: kept, inheritable })
 }

@@ -13,6 +13,8 @@ compile_error!("the system call tables cover x86_64 and aarch64 only");
 pub(crate) enum Table {
     /// All that an fs worker may call.
     Worker,
+    /// All that the first process of a sandbox may call once its launcher is forked.
+    Init,
     /// What no confined program may call.
     Process,
     /// What changes files and Landlock does not see.
@@ -29,8 +31,9 @@ pub(crate) enum Table {
     SetGroupId,
 }
 
-const ALL: [Table; 8] = [
+const ALL: [Table; 9] = [
     Table::Worker,
+    Table::Init,
     Table::Process,
     Table::ReadOnly,
     Table::SharedIpc,
@@ -55,6 +58,7 @@ impl Table {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Worker => "worker",
+            Self::Init => "init",
             Self::Process => "process",
             Self::ReadOnly => "read-only",
             Self::SharedIpc => "shared-ipc",
@@ -69,6 +73,7 @@ impl Table {
     fn bytes(self) -> &'static [u8] {
         match self {
             Self::Worker => program!("worker"),
+            Self::Init => program!("init"),
             Self::Process => program!("process"),
             Self::ReadOnly => program!("read-only"),
             Self::SharedIpc => program!("shared-ipc"),
@@ -397,6 +402,34 @@ mod tests {
         check(Table::Process, libc::SYS_setpriority, &[0, 0, 5], ALLOW);
         check(Table::Process, libc::SYS_setpriority, &[2, 0, 5], errno(libc::EPERM));
         check(Table::Process, libc::SYS_setpriority, &[0, 9, 5], errno(libc::EPERM));
+    }
+
+    #[test]
+    fn an_init_opens_starts_and_mounts_nothing() {
+        for call in [libc::SYS_waitid, libc::SYS_kill, libc::SYS_process_vm_readv, libc::SYS_readlinkat, libc::SYS_sendmsg] {
+            check(Table::Init, call, &[], ALLOW);
+        }
+        for call in [
+            libc::SYS_openat,
+            libc::SYS_openat2,
+            libc::SYS_clone,
+            libc::SYS_execve,
+            libc::SYS_socket,
+            libc::SYS_mount,
+            libc::SYS_umount2,
+            libc::SYS_unlinkat,
+            libc::SYS_process_vm_writev,
+            libc::SYS_ptrace,
+            libc::SYS_pidfd_getfd,
+        ] {
+            check(Table::Init, call, &[], errno(libc::EPERM));
+        }
+        let receive = u64::from(u32::try_from(libc::SECCOMP_IOCTL_NOTIF_RECV).unwrap());
+        let send = u64::from(u32::try_from(libc::SECCOMP_IOCTL_NOTIF_SEND).unwrap());
+        let put_descriptor = u64::from(u32::try_from(libc::SECCOMP_IOCTL_NOTIF_ADDFD).unwrap());
+        check(Table::Init, libc::SYS_ioctl, &[3, receive], ALLOW);
+        check(Table::Init, libc::SYS_ioctl, &[3, send], ALLOW);
+        check(Table::Init, libc::SYS_ioctl, &[3, put_descriptor], errno(libc::EPERM));
     }
 
     #[test]

@@ -206,7 +206,8 @@ fn a_launcher_has_only_its_own_at_execve() {
         detach(strace);
         kill_process(Pid::from_raw(launcher).unwrap(), Signal::CONT).unwrap();
         match spawner.event() {
-            SpawnerEvent::StartFailed { failure, .. } => assert_eq!((failure.step, failure.errno), (Step::Execute, 13)),
+            // The number is the tracer's: what it injects, or ENOSYS if it lets go before.
+            SpawnerEvent::StartFailed { failure, .. } => assert_eq!(failure.step, Step::Execute),
             other => panic!("{other:?}"),
         }
         spawner.close();

@@ -4,15 +4,14 @@
 //! the group's rights for everybody, and no filter can tell one from the other. So the call comes here, and is never let go on.
 //!
 //! Init must not lend its rights. It opens what the caller means once, by O_PATH and only if that is a directory, and changes that. It
-//! gives up its capabilities in effect meanwhile: what remains are user, groups and mounts, which are the caller's own. So the kernel
-//! judges it as it would judge the caller; Landlock judges neither modes nor O_PATH (landlock(7)).
+//! has no capabilities by then: what remains are user, groups and mounts, which are the caller's own. So the kernel judges it as it
+//! would judge the caller; Landlock judges neither modes nor O_PATH (landlock(7)).
 
 use super::{LISTENED_MODES, argument, low_half, read_path};
 use crate::compiled::{Compiled, Verdict};
 use crate::sys::{self, Notification};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, chmod, open, openat2, readlink};
 use rustix::io::Errno;
-use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
 use std::ffi::{OsStr, c_long};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -78,7 +77,6 @@ impl ChangeOfMode {
         if tables.verdict(real) != Verdict::Write {
             return Err(Errno::PERM);
         }
-        let _given_up = GivenUp::all()?;
         // By its descriptor, which names one inode on one mount, whatever becomes of its path.
         chmod(&here, mode)
     }
@@ -110,7 +108,6 @@ impl ChangeOfMode {
             (None, Some(from)) => Ok(from),
             (None, None) => Err(Errno::NOENT),
             (Some(path), from) => {
-                let _given_up = GivenUp::all()?;
                 let last = if flags & libc::AT_SYMLINK_NOFOLLOW != 0 { OFlags::NOFOLLOW } else { OFlags::empty() };
                 let from = from.as_ref().map_or(CWD, AsFd::as_fd);
                 openat2(from, &path, DIRECTORY | last, Mode::empty(), ResolveFlags::NO_MAGICLINKS)
@@ -134,22 +131,4 @@ fn descriptor(path: &Path) -> Option<u32> {
 fn is_empty(process: i32, address: u64) -> bool {
     let mut byte = [1];
     sys::read_memory(process, address, &mut byte).is_ok_and(|length| length == 1) && byte == [0]
-}
-
-/// Capabilities that are not in effect as long as this lives.
-struct GivenUp(CapabilitySets);
-
-impl GivenUp {
-    fn all() -> Result<Self, Errno> {
-        let held = capabilities(None)?;
-        set_capabilities(None, CapabilitySets { effective: CapabilitySet::empty(), ..held })?;
-        Ok(Self(held))
-    }
-}
-
-impl Drop for GivenUp {
-    fn drop(&mut self) {
-        // They are all permitted. If it fails nonetheless, there are fewer rights than before.
-        let _fewer = set_capabilities(None, self.0);
-    }
 }
