@@ -9,7 +9,7 @@ use crate::helper::spawner::{Spawner, SpawnerError};
 use crate::http::Outbound;
 use crate::link::Link;
 use crate::metrics::Metrics;
-use crate::peer::Peers;
+use crate::peer::{Looks, Peers};
 use crate::policies::{Ceiling, Policies};
 use crate::process::launch;
 use crate::registry::Registry;
@@ -67,8 +67,20 @@ impl Readiness {
     /// True while clients can be served.
     #[must_use]
     pub fn is_ready(&self) -> bool {
+        self.obstacle().is_none()
+    }
+
+    /// Why clients cannot be served, if so.
+    #[must_use]
+    pub fn obstacle(&self) -> Option<String> {
+        if self.closing.is_cancelled() {
+            return Some("the server is shutting down".to_owned());
+        }
+        if let Some(trouble) = self.spawner.trouble() {
+            return Some(format!("the spawner has died and is being replaced: {trouble}"));
+        }
         let is_reached = self.reached.as_ref().is_none_or(|reached| *reached.borrow());
-        is_reached && !self.closing.is_cancelled() && self.spawner.is_alive()
+        (!is_reached).then(|| "there is no connection to the rendezvous".to_owned())
     }
 
     /// The same, while that is true too.
@@ -96,6 +108,7 @@ pub(crate) struct Core {
     pub(crate) outbound: Outbound,
     pub(crate) room: Room,
     spawner: Spawner,
+    looks: Looks,
     work: mpsc::Sender<Work>,
 }
 
@@ -165,14 +178,14 @@ impl Gateway {
         };
         let metrics = Arc::new(Metrics::new());
         let (audit, audit_task) = config.audit.as_ref().map(|file| Audit::open(file, &started(&config))).transpose()?.unzip();
-        let present = metrics.helper("spawner");
-        let started = Spawner::start(&config.paths.executable, config.session_limits, present).await;
+        let started = Spawner::start(&config.paths.executable, config.session_limits, Arc::clone(&metrics)).await;
         let (spawner, spawner_task) = started.map_err(failed)?;
         if let Err(error) = can_hold(&config.session_limits, spawner.cgroups()) {
             spawner_task.stop().await;
             return Err(error);
         }
         let (pool, pool_task) = Pool::start(spawner.clone(), Arc::clone(&metrics));
+        let (looks, looking) = Looks::new(spawner.clone());
         let (work, queue) = mpsc::channel(QUEUE);
         let tokens = config.token_places().iter().filter_map(|place| AbsolutePath::new(place).ok()).collect();
         let core = Arc::new(Core {
@@ -188,6 +201,7 @@ impl Gateway {
             connections: AtomicU64::new(0),
             outbound: Outbound::new(&config),
             spawner,
+            looks,
             work,
             config,
         });
@@ -197,6 +211,7 @@ impl Gateway {
         let owner = own(Arc::clone(&core), queue, closing.clone(), idled.clone());
         let owner = tokio::spawn(async move {
             let pool_task = tokio::spawn(pool_task);
+            let looking = tokio::spawn(looking);
             let audit_task = audit_task.map(tokio::spawn);
             owner.await;
             #[cfg(feature = "otlp")]
@@ -204,6 +219,9 @@ impl Gateway {
             pool.stop().await;
             drop(pool);
             let _panicked = pool_task.await;
+            // A listener may hold its handle for a moment longer; it lets in nobody any more.
+            looking.abort();
+            let _aborted = looking.await;
             if tokio::time::timeout(SPAWNER_DRAIN, spawner_task.stop()).await.is_err() {
                 tracing::error!("the spawner did not end in time");
             }
@@ -232,7 +250,7 @@ impl Gateway {
         !self.closing.is_cancelled() && !self.owner.is_finished()
     }
 
-    /// Says whether clients can be served: not when it closes, nor when its spawner was lost.
+    /// Says whether clients can be served: not when it closes, nor while its spawner is being replaced.
     #[must_use]
     pub fn readiness(&self) -> Readiness {
         Readiness { closing: self.closing.clone(), spawner: self.core.spawner.clone(), reached: None }
@@ -262,7 +280,7 @@ impl Gateway {
 
     /// Tells the clients of a listener from what this gateway started itself.
     pub(crate) fn peers(&self, local: Option<SocketAddr>) -> Peers {
-        Peers::new(local, self.core.spawner.clone())
+        Peers::new(local, self.core.spawner.clone(), self.core.looks.clone())
     }
 
     /// What can be enforced here, and what not and why.

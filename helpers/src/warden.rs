@@ -1,0 +1,113 @@
+//! The warden: the process that the gateway starts, and the parent of the spawner.
+//!
+//! A spawner that is killed, by the OOM killer for example, leaves processes without a parent. They come to the warden, the subreaper
+//! above it, which ends them and then itself. So everything that was started stays below one process until the last of it has
+//! ended, and the gateway knows two things by that process alone: whose descendant a process is, and when nothing is left. The
+//! warden reads no request and holds no socket.
+
+use crate::dispatch::{clear_standard, complain};
+use crate::spawner;
+use crate::sys::{self, Fork};
+use crate::tree;
+use portcullis_protocol::helper::ExitStatus;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{DumpableBehavior, Pid, Signal, getpid, set_child_subreaper, set_dumpable_behavior};
+use std::collections::HashSet;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+/// How long keepers and inits may take to end what they keep and to remove their mount points, once the spawner has ended. Their
+/// tethers tell them; then they are killed.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// What a shell adds to a signal's number.
+const BY_SIGNAL: i32 = 128;
+
+/// Starts the spawner on the gateway's socket, and waits until it and everything that it left have ended.
+pub(crate) fn run(socket: OwnedFd) -> ExitCode {
+    let signals = match set_up() {
+        Ok(signals) => signals,
+        Err(error) => {
+            complain(format_args!("set up the warden of the spawner: {error}"));
+            return ExitCode::FAILURE;
+        }
+    };
+    let me = getpid();
+    match sys::fork() {
+        Ok(Fork::Child) => {
+            drop(signals);
+            // Without it descendants would no longer be known as such. It has one thread, so this fires at its end only.
+            let tied = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
+            if tied.is_err() || rustix::process::getppid() != Some(me) {
+                complain("tie the spawner to its warden: the warden is gone");
+                return ExitCode::FAILURE;
+            }
+            spawner::run(socket)
+        }
+        Ok(Fork::Parent(spawner)) => {
+            // The gateway sees the end of the spawner by the end of this socket.
+            match clear_standard(socket) {
+                Ok(socket) => drop(socket),
+                Err(errno) => {
+                    complain(format_args!("let go of the spawner's socket: {errno}"));
+                    return ExitCode::FAILURE;
+                }
+            }
+            watch(spawner, &signals)
+        }
+        Err(error) => {
+            complain(format_args!("fork the spawner: {error}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn set_up() -> std::io::Result<OwnedFd> {
+    // Terminal signals are for the gateway, whose socket tells the spawner.
+    sys::ignore_group_signals();
+    let _leader = rustix::process::setsid();
+    set_child_subreaper(Some(getpid()))?;
+    set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
+    sys::child_events()
+}
+
+/// Waits for the spawner's end, and then for everybody's.
+fn watch(spawner: Pid, signals: &OwnedFd) -> ExitCode {
+    let mut ended: Option<(ExitStatus, Instant)> = None;
+    loop {
+        // Before the look, so that an end behind it is heard of.
+        let _drained = rustix::io::read(signals, &mut [0_u8; 1024][..]);
+        loop {
+            match sys::ended_child() {
+                Ok(Some((pid, status))) => {
+                    sys::reap(pid);
+                    if pid == spawner && ended.is_none() {
+                        ended = Some((status, Instant::now()));
+                    }
+                }
+                Ok(None) => break,
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                // No child is left.
+                Err(_no_child) => return ended.map_or(ExitCode::FAILURE, |(status, _)| code(status)),
+            }
+        }
+        let left = ended.map(|(_, at)| GRACE.saturating_sub(at.elapsed()));
+        if let Some((status, _)) = ended
+            && left == Some(Duration::ZERO)
+        {
+            tree::end_all(&HashSet::new(), signals.as_fd(), |_, _| (), || ());
+            return code(status);
+        }
+        let patience = left.and_then(|left| Timespec::try_from(left).ok());
+        let _woken = poll(&mut [PollFd::new(signals, PollFlags::IN)], patience.as_ref());
+    }
+}
+
+fn code(status: ExitStatus) -> ExitCode {
+    let code = match status {
+        ExitStatus::Code(code) => code,
+        ExitStatus::Signal(signal) => BY_SIGNAL + signal,
+    };
+    u8::try_from(code).map_or(ExitCode::FAILURE, ExitCode::from)
+}
