@@ -3,6 +3,7 @@
 use crate::audit::{Audit, AuditError, Entry};
 use crate::config::Config;
 use crate::connection;
+use crate::descriptors;
 use crate::environment;
 use crate::helper::pool::Pool;
 use crate::helper::spawner::{Spawner, SpawnerError};
@@ -12,6 +13,7 @@ use crate::metrics::Metrics;
 use crate::peer::{Looks, Peers};
 use crate::policies::{Ceiling, Policies};
 use crate::process::launch;
+use crate::readiness::Readiness;
 use crate::registry::Registry;
 use crate::reply;
 use crate::room::Room;
@@ -31,7 +33,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
-use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot, watch};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
@@ -52,41 +54,6 @@ pub struct Gateway {
     closing: CancellationToken,
     idled: CancellationToken,
     owner: JoinHandle<()>,
-}
-
-/// Whether clients can be served.
-#[derive(Debug, Clone)]
-pub struct Readiness {
-    closing: CancellationToken,
-    spawner: Spawner,
-    /// Whether clients reach it at all, where that may change.
-    reached: Option<watch::Receiver<bool>>,
-}
-
-impl Readiness {
-    /// True while clients can be served.
-    #[must_use]
-    pub fn is_ready(&self) -> bool {
-        self.obstacle().is_none()
-    }
-
-    /// Why clients cannot be served, if so.
-    #[must_use]
-    pub fn obstacle(&self) -> Option<String> {
-        if self.closing.is_cancelled() {
-            return Some("the server is shutting down".to_owned());
-        }
-        if let Some(trouble) = self.spawner.trouble() {
-            return Some(format!("the spawner has died and is being replaced: {trouble}"));
-        }
-        let is_reached = self.reached.as_ref().is_none_or(|reached| *reached.borrow());
-        (!is_reached).then(|| "there is no connection to the rendezvous".to_owned())
-    }
-
-    /// The same, while that is true too.
-    pub(crate) fn and(self, reached: watch::Receiver<bool>) -> Self {
-        Self { reached: Some(reached), ..self }
-    }
 }
 
 /// What all connections share.
@@ -177,8 +144,9 @@ impl Gateway {
             reason: error.to_string(),
         };
         let metrics = Arc::new(Metrics::new());
+        let bounds = descriptors::raise(config.bounds);
         let (audit, audit_task) = config.audit.as_ref().map(|file| Audit::open(file, &started(&config))).transpose()?.unzip();
-        let started = Spawner::start(&config.paths.executable, config.session_limits, Arc::clone(&metrics)).await;
+        let started = Spawner::start(&config.paths.executable, config.session_limits, bounds, Arc::clone(&metrics)).await;
         let (spawner, spawner_task) = started.map_err(failed)?;
         if let Err(error) = can_hold(&config.session_limits, spawner.cgroups()) {
             spawner_task.stop().await;

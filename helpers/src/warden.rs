@@ -5,6 +5,7 @@
 //! ended, and the gateway knows two things by that process alone: whose descendant a process is, and when nothing is left. The
 //! warden reads no request and holds no socket.
 
+use crate::cgroup::remove_of;
 use crate::dispatch::{clear_standard, complain};
 use crate::spawner;
 use crate::sys::{self, Fork};
@@ -20,6 +21,9 @@ use std::time::{Duration, Instant};
 /// How long keepers and inits may take to end what they keep and to remove their mount points, once the spawner has ended. Their
 /// tethers tell them; then they are killed.
 const GRACE: Duration = Duration::from_secs(1);
+
+/// What is added to the `oom_score_adj` of everything that is started: half of the machine's memory on top of what it has.
+const GO_FIRST: i32 = 500;
 
 /// What a shell adds to a signal's number.
 const BY_SIGNAL: i32 = 128;
@@ -37,6 +41,7 @@ pub(crate) fn run(socket: OwnedFd) -> ExitCode {
     match sys::fork() {
         Ok(Fork::Child) => {
             drop(signals);
+            go_first();
             // Without it descendants would no longer be known as such. It has one thread, so this fires at its end only.
             let tied = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
             if tied.is_err() || rustix::process::getppid() != Some(me) {
@@ -46,6 +51,8 @@ pub(crate) fn run(socket: OwnedFd) -> ExitCode {
             spawner::run(socket)
         }
         Ok(Fork::Parent(spawner)) => {
+            // It holds nothing of a client's; but who traces it would be above everything.
+            let _hidden = set_dumpable_behavior(DumpableBehavior::NotDumpable);
             // The gateway sees the end of the spawner by the end of this socket.
             match clear_standard(socket) {
                 Ok(socket) => drop(socket),
@@ -63,12 +70,25 @@ pub(crate) fn run(socket: OwnedFd) -> ExitCode {
     }
 }
 
+/// Has the OOM killer take what is started before the server and other programs: the spawner, its workers, and by inheritance whatever
+/// it starts. Among those the kernel takes who has the most memory, so hardly a helper. Before this process hides its memory, after
+/// which an ordinary user may not write there (proc(5)).
+fn go_first() {
+    const FILE: &str = "/proc/self/oom_score_adj";
+    let raised = std::fs::read_to_string(FILE).and_then(|text| {
+        let own = text.trim().parse::<i32>().map_err(std::io::Error::other)?;
+        std::fs::write(FILE, own.saturating_add(GO_FIRST).min(1000).to_string())
+    });
+    if let Err(error) = raised {
+        complain(format_args!("have the OOM killer take programs before the server: write {FILE}: {error}"));
+    }
+}
+
 fn set_up() -> std::io::Result<OwnedFd> {
     // Terminal signals are for the gateway, whose socket tells the spawner.
     sys::ignore_group_signals();
     let _leader = rustix::process::setsid();
     set_child_subreaper(Some(getpid()))?;
-    set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
     sys::child_events()
 }
 
@@ -89,7 +109,10 @@ fn watch(spawner: Pid, signals: &OwnedFd) -> ExitCode {
                 Ok(None) => break,
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
                 // No child is left.
-                Err(_no_child) => return ended.map_or(ExitCode::FAILURE, |(status, _)| code(status)),
+                Err(_no_child) => {
+                    remove_of(number(spawner));
+                    return ended.map_or(ExitCode::FAILURE, |(status, _)| code(status));
+                }
             }
         }
         let left = ended.map(|(_, at)| GRACE.saturating_sub(at.elapsed()));
@@ -97,11 +120,16 @@ fn watch(spawner: Pid, signals: &OwnedFd) -> ExitCode {
             && left == Some(Duration::ZERO)
         {
             tree::end_all(&HashSet::new(), signals.as_fd(), |_, _| (), || ());
+            remove_of(number(spawner));
             return code(status);
         }
         let patience = left.and_then(|left| Timespec::try_from(left).ok());
         let _woken = poll(&mut [PollFd::new(signals, PollFlags::IN)], patience.as_ref());
     }
+}
+
+fn number(pid: Pid) -> u32 {
+    pid.as_raw_nonzero().get().unsigned_abs()
 }
 
 fn code(status: ExitStatus) -> ExitCode {

@@ -17,7 +17,7 @@ use self::task::Ask;
 use crate::metrics::Metrics;
 use portcullis_protocol::denial::Denials;
 use portcullis_protocol::helper::{CgroupLayer, Command, Enforced, ExitStatus, NamespaceLayer, SpawnerRequest, StepFailed};
-use portcullis_protocol::limit::{LimitInForce, LimitReached, ProcessLimits, SessionLimits, TreeEnd};
+use portcullis_protocol::limit::{DefaultBounds, LimitInForce, LimitReached, ProcessLimits, SessionLimits, TreeEnd};
 use portcullis_protocol::path::Bytes;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -184,9 +184,10 @@ impl Spawner {
     pub(crate) async fn start(
         executable: &Path,
         session_limits: SessionLimits,
+        bounds: DefaultBounds,
         metrics: Arc<Metrics>,
     ) -> Result<(Self, SpawnerTask), SpawnerError> {
-        let begin = Begin { executable: executable.to_owned(), session_limits, metrics };
+        let begin = Begin { executable: executable.to_owned(), session_limits, bounds, metrics };
         let life = begin.life().await?;
         let (stop, stopped) = oneshot::channel();
         let (spawner, owner) = Self::over(&life, stopped, Some(begin));

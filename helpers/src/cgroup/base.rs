@@ -110,6 +110,21 @@ fn own_directory(own: &str, mounts: &str, controller: Option<&str>) -> Option<Pa
     places.next()
 }
 
+/// Removes what a spawner that has ended made, of which nobody is left: it was in there itself.
+pub(crate) fn remove_of(spawner: u32) {
+    let read = |file: &str| fs::read_to_string(file).unwrap_or_default();
+    let (own, mounts) = (read("/proc/self/cgroup"), read("/proc/self/mountinfo"));
+    let name = format!("{PREFIX}{spawner}-");
+    for hierarchy in [None, Some(Controller::Pids.name()), Some(Controller::Memory.name())] {
+        let Some(directory) = own_directory(&own, &mounts, hierarchy).map(above_our_own) else { continue };
+        for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+            if entry.file_name().to_str().is_some_and(|found| found.starts_with(&name)) {
+                remove(&entry.path());
+            }
+        }
+    }
+}
+
 /// Removes what spawners left that were killed: directories of ours whose process is gone, and in which nobody is.
 fn remove_leftovers(directory: &Path) {
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {

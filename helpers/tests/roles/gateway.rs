@@ -108,7 +108,7 @@ impl Spawner {
     pub(crate) fn start_with(session_limits: SessionLimits) -> (Self, CgroupLayer) {
         let (mut channel, theirs) = Channel::pair();
         let process = start_role(Role::Spawner, BUILD, theirs);
-        channel.send(&SpawnerRequest::Hello { build: BUILD.to_owned(), session_limits }, b"", &[]);
+        channel.send(&SpawnerRequest::Hello { build: BUILD.to_owned(), session_limits, bounds: Default::default() }, b"", &[]);
         let SpawnerEvent::Ready { cgroups, .. } = channel.expect() else { panic!("its first word is another") };
         (Self { channel: Some(channel), process, newest: 1000 }, cgroups)
     }

@@ -51,7 +51,15 @@ fn another_build_is_refused() {
     assert_eq!(by_argument.wait().unwrap().code(), Some(122));
     let (mut channel, theirs) = Channel::pair();
     let mut by_hello = start_role(Role::Spawner, BUILD, theirs);
-    channel.send(&SpawnerRequest::Hello { build: "other".to_owned(), session_limits: SessionLimits::default() }, b"", &[]);
+    channel.send(
+        &SpawnerRequest::Hello {
+            build: "other".to_owned(),
+            session_limits: SessionLimits::default(),
+            bounds: Default::default(),
+        },
+        b"",
+        &[],
+    );
     assert_eq!(channel.expect::<SpawnerEvent>(), SpawnerEvent::WrongBuild { build: BUILD.to_owned() });
     assert!(channel.receive().is_none());
     by_hello.wait().unwrap();

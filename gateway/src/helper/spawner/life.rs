@@ -6,7 +6,7 @@ use crate::metrics::{Metrics, Present};
 use portcullis_protocol::helper::{
     BUILD, CgroupLayer, HIDDEN_FLAG, NamespaceLayer, Role, SpawnerEvent, SpawnerRequest, decode, encode,
 };
-use portcullis_protocol::limit::SessionLimits;
+use portcullis_protocol::limit::{DefaultBounds, SessionLimits};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -53,6 +53,7 @@ pub(super) struct Begin {
     /// Its `main` dispatches hidden roles first.
     pub(super) executable: PathBuf,
     pub(super) session_limits: SessionLimits,
+    pub(super) bounds: DefaultBounds,
     pub(super) metrics: Arc<Metrics>,
 }
 
@@ -85,7 +86,9 @@ impl Begin {
         // From here on a caller that goes away closes the socket, with which the helper ends.
         let body = Body { child: Some(child), present: Some(self.metrics.helper("spawner")) };
         let (mut sender, mut receiver) = pair_up(ours);
-        let ready = timeout(PATIENCE, greet(&mut sender, &mut receiver, self.session_limits)).await;
+        let (session_limits, bounds) = (self.session_limits, self.bounds);
+        let hello = SpawnerRequest::Hello { build: BUILD.to_owned(), session_limits, bounds };
+        let ready = timeout(PATIENCE, greet(&mut sender, &mut receiver, &hello)).await;
         match ready.unwrap_or_else(|_| Err(format!("not ready within {} s", PATIENCE.as_secs()))) {
             Ok(found) => Ok(Life { sender, receiver, body, found }),
             Err(reason) => {
@@ -156,9 +159,8 @@ async fn watch(child: &HelperChild) -> io::Result<()> {
 }
 
 /// Hello, and Ready with what it tried.
-async fn greet(sender: &mut FrameSender, receiver: &mut FrameReceiver, session_limits: SessionLimits) -> Result<Found, String> {
-    let hello = SpawnerRequest::Hello { build: BUILD.to_owned(), session_limits };
-    let hello = encode(&hello, &[], 0).map_err(|error| error.to_string())?;
+async fn greet(sender: &mut FrameSender, receiver: &mut FrameReceiver, hello: &SpawnerRequest) -> Result<Found, String> {
+    let hello = encode(hello, &[], 0).map_err(|error| error.to_string())?;
     sender.send(&hello, &[]).await.map_err(|error| error.to_string())?;
     let (frame, _none) = receiver.recv().await.map_err(|error| error.to_string())?.ok_or("it ended at once")?;
     match decode(&frame.body).map_err(|error| error.to_string())? {
