@@ -100,6 +100,12 @@ pub(crate) struct Spawner {
 }
 
 impl Spawner {
+    /// The spawner itself, the one child of the process that was started, its warden.
+    pub(crate) fn pid(&self) -> i32 {
+        let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", self.process.id())).unwrap();
+        children.trim().parse().unwrap_or_else(|_| panic!("one child of the warden: {children}"))
+    }
+
     pub(crate) fn start() -> Self {
         Self::start_with(SessionLimits::default()).0
     }

@@ -25,7 +25,7 @@ fn workspace() -> (tempfile::TempDir, PathBuf) {
 }
 
 fn children(spawner: &Spawner) -> BTreeSet<i32> {
-    let text = fs::read_to_string(format!("/proc/{0}/task/{0}/children", spawner.process.id())).unwrap();
+    let text = fs::read_to_string(format!("/proc/{0}/task/{0}/children", spawner.pid())).unwrap();
     text.split_whitespace().map(|pid| pid.parse().unwrap()).collect()
 }
 

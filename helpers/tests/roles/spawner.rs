@@ -269,7 +269,7 @@ fn a_thousand_quick_programs_in_order() {
             other => panic!("{other:?}"),
         }
     }
-    let left = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", spawner.process.id())).unwrap();
+    let left = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", spawner.pid())).unwrap();
     assert_eq!(left.trim(), "");
     spawner.close();
 }
