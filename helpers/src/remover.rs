@@ -31,7 +31,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 /// What it is called among processes.
-const NAME: &std::ffi::CStr = c"remover";
+pub(crate) const NAME: &std::ffi::CStr = c"remover";
 
 /// Bytes of a message: a path and what it is.
 const MESSAGE: usize = 4096 + 8;

@@ -220,7 +220,7 @@ impl Spawner {
     /// Waits for a keeper from here on. One that cannot be heard is ended, and its end is told as any other.
     fn hear(&self, pid: Pid, tether: &Tether) {
         if let Some(socket) = tether.socket()
-            && let Err(errno) = epoll::add(&self.said, socket, data_of(pid), EventFlags::IN)
+            && let Err(errno) = epoll::modify(&self.said, socket, data_of(pid), EventFlags::IN)
         {
             complain(format_args!("wait for a keeper: {errno}; it is ended"));
             tether.end(pid);
@@ -251,9 +251,9 @@ impl Spawner {
             return Err(End::Failed("the gateway is of another build".to_owned()));
         }
         match request {
-            SpawnerRequest::Hello { session_limits, records, .. } => {
+            SpawnerRequest::Hello { session_limits, bounds, records, .. } => {
                 self.find_records(records);
-                let groups = self.groups.get_or_insert_with(|| Groups::find(session_limits));
+                let groups = self.groups.get_or_insert_with(|| Groups::find(session_limits, bounds));
                 let cgroups = groups.layer();
                 self.tell(&SpawnerEvent::Ready { namespaces: self.namespaces.clone(), cgroups });
             }

@@ -116,7 +116,8 @@ impl Below {
     }
 }
 
-fn parent_of(pid: Pid) -> Option<Pid> {
+/// The parent of a process.
+pub(crate) fn parent_of(pid: Pid) -> Option<Pid> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name before it is in parentheses and may hold anything.
     let (_, rest) = text.rsplit_once(')')?;

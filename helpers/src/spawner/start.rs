@@ -17,6 +17,7 @@ use crate::tether::Tether;
 use portcullis_protocol::helper::{NamespaceLayer, SpawnerEvent, Step, StepFailed};
 use portcullis_protocol::limit::{ProcessLimits, TreeEnd};
 use portcullis_sandbox::namespaces;
+use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::pipe::{PipeFlags, pipe_with};
@@ -116,6 +117,13 @@ impl Spawner {
         let (ours, tether) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
             .map_err(|errno| ("make a socket to the keeper", errno.into()))?;
         rustix::io::ioctl_fionbio(&ours, true).map_err(|errno| ("make a socket to the keeper", errno.into()))?;
+        // Before anything runs: programs of the same user may have used up what it takes. Whose it is, is said once that is known.
+        epoll::add(&self.said, &ours, EventData::new_u64(0), EventFlags::empty()).map_err(|errno| {
+            (
+                "wait for the keeper (processes of this user may use up fs.epoll.max_user_watches: end some, or raise it)",
+                errno.into(),
+            )
+        })?;
         let (pid, line) = match self.namespaces {
             NamespaceLayer::Available { user, .. } if order.own_view => {
                 let (token, socket, line) =

@@ -75,7 +75,7 @@ fn init_has_no_rights_once_it_serves() {
     let (init, _stdout) = start(&mut spawner, "echo ready; exec sleep 1000", &reading());
     assert_no_rights(init);
     // The control: the spawner has neither.
-    let parent = spawner.process.id().cast_signed();
+    let parent = spawner.pid();
     assert_eq!((field(parent, "Seccomp"), field(parent, "NoNewPrivs")), ("0".to_owned(), "0".to_owned()));
     if geteuid().is_root() {
         assert!(!is_all_zero(&field(parent, "CapEff")));

@@ -109,6 +109,12 @@ pub(crate) struct Spawner {
 }
 
 impl Spawner {
+    /// The spawner itself, the one child of the process that was started, its warden.
+    pub(crate) fn pid(&self) -> i32 {
+        let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", self.process.id())).unwrap();
+        children.trim().parse().unwrap_or_else(|_| panic!("one child of the warden: {children}"))
+    }
+
     pub(crate) fn start() -> Self {
         Self::start_with(SessionLimits::default()).0
     }
@@ -117,7 +123,8 @@ impl Spawner {
     pub(crate) fn start_with(session_limits: SessionLimits) -> (Self, CgroupLayer) {
         let (mut channel, theirs) = Channel::pair();
         let process = start_role(Role::Spawner, BUILD, theirs);
-        channel.send(&SpawnerRequest::Hello { build: BUILD.to_owned(), session_limits, records: Some(records()) }, b"", &[]);
+        let (build, bounds) = (BUILD.to_owned(), Default::default());
+        channel.send(&SpawnerRequest::Hello { build, session_limits, bounds, records: Some(records()) }, b"", &[]);
         let SpawnerEvent::Ready { cgroups, .. } = channel.expect() else { panic!("its first word is another") };
         (Self { channel: Some(channel), process, newest: 1000 }, cgroups)
     }

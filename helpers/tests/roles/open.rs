@@ -99,7 +99,7 @@ fn planted_descriptors_reach_no_role() {
     }
     let planted = Planted::new();
     let mut spawner = Spawner::start();
-    assert!(planted.is_in(spawner.process.id().cast_signed()), "the control: the spawner has it");
+    assert!(planted.is_in(spawner.pid()), "the control: the spawner has it");
     let waits = shell("echo ready; exec sleep 1000");
     let mut outputs = Vec::new();
     for (id, policy, role) in [(1, Some(reading()), "init"), (2, None, "keeper"), (3, Some(reading()), "init that was a spare")] {
@@ -113,12 +113,14 @@ fn planted_descriptors_reach_no_role() {
         outputs.push((stdout, stderr, keeper));
         // Until two spares wait, which comes after the first.
         while role == "init"
-            && children(spawner.process.id()).iter().filter(|pid| **pid != keeper && !planted.is_in(**pid)).count() < 2
+            && children(spawner.pid().unsigned_abs()).iter().filter(|pid| **pid != keeper && !planted.is_in(**pid)).count() < 2
         {
             std::thread::yield_now();
         }
     }
-    for spare in children(spawner.process.id()).into_iter().filter(|pid| outputs.iter().all(|(_, _, keeper)| keeper != pid)) {
+    for spare in
+        children(spawner.pid().unsigned_abs()).into_iter().filter(|pid| outputs.iter().all(|(_, _, keeper)| keeper != pid))
+    {
         while planted.is_in(spare) {
             std::thread::yield_now();
         }
@@ -131,7 +133,7 @@ fn planted_descriptors_reach_no_role() {
     let ((_requests, theirs), (_control, their_control)) = (Channel::pair(), Channel::pair());
     spawner.send(&SpawnerRequest::Worker { id: 7 }, &[theirs, their_control]);
     let worker = loop {
-        if let [worker] = children(spawner.process.id())[..]
+        if let [worker] = children(spawner.pid().unsigned_abs())[..]
             && fs::read(format!("/proc/{worker}/cmdline")).is_ok_and(|line| line.windows(6).any(|part| part == b"worker"))
         {
             break worker;
@@ -148,7 +150,7 @@ fn planted_descriptors_reach_no_role() {
 
 /// Follows a spawner and what it forks, and changes what system calls do. None where it cannot be had.
 fn strace(spawner: &Spawner, inject: &str, test: &str) -> Option<Child> {
-    let (pid, log) = (spawner.process.id().to_string(), "/dev/null");
+    let (pid, log) = (spawner.pid().to_string(), "/dev/null");
     let arguments = ["-f", "-o", log, "-e", "trace=execve,close_range", "-e", &format!("inject={inject}"), "-p", &pid];
     let Ok(mut strace) = std::process::Command::new("strace").args(arguments).stderr(Stdio::piped()).spawn() else {
         eprintln!("skipped: {test}: strace is not installed");
@@ -186,7 +188,7 @@ fn a_launcher_has_only_its_own_at_execve() {
         // Spawner, keeper, launcher.
         let launcher = loop {
             let below: Vec<i32> =
-                children(spawner.process.id()).into_iter().flat_map(|pid| children(pid.unsigned_abs())).collect();
+                children(spawner.pid().unsigned_abs()).into_iter().flat_map(|pid| children(pid.unsigned_abs())).collect();
             let is_stopped = |pid: &&i32| {
                 let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
                 // At execve, or by the signal that comes when it has failed: then no call is named.

@@ -145,7 +145,7 @@ fn any_deaths_leave_no_name_bare_and_none_behind() {
         let (inits, removing) = ((1..=4).map(|id| start(&mut spawner, id, &workspace)).collect::<Vec<_>>(), remover(&spawner));
         let pidfds: Vec<_> =
             inits.iter().map(|pid| pidfd_open(Pid::from_raw(*pid).unwrap(), PidfdFlags::empty()).unwrap()).collect();
-        let spawner_pid = spawner.process.id().cast_signed();
+        let spawner_pid = spawner.pid();
         let mut victims = [inits, vec![removing, spawner_pid]].concat();
         while !victims.is_empty() {
             let nth = draw(u32::try_from(victims.len()).unwrap());

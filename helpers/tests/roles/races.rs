@@ -34,7 +34,7 @@ pub(crate) fn children(pid: i32) -> BTreeSet<i32> {
 pub(crate) fn remover(spawner: &Spawner) -> i32 {
     let name = |pid: &i32| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
     loop {
-        let found = children(spawner.process.id().cast_signed()).into_iter().find(|pid| name(pid) == "remover\n");
+        let found = children(spawner.pid()).into_iter().find(|pid| name(pid) == "remover\n");
         if let Some(found) = found {
             return found;
         }
@@ -70,7 +70,7 @@ fn a_removal_that_is_killed_is_done_again() {
                 killed += 1;
                 break;
             }
-            if !children(spawner.process.id().cast_signed()).contains(&init) {
+            if !children(spawner.pid()).contains(&init) {
                 break;
             }
         }

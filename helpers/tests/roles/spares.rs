@@ -30,7 +30,7 @@ fn read_only() -> Policy {
 /// All but the remover.
 fn children(spawner: &Spawner) -> BTreeSet<i32> {
     let remover = super::races::remover(spawner);
-    super::races::children(spawner.process.id().cast_signed()).into_iter().filter(|pid| *pid != remover).collect()
+    super::races::children(spawner.pid()).into_iter().filter(|pid| *pid != remover).collect()
 }
 
 /// Has a sandbox come and go, and waits until two wait for the next.

@@ -52,7 +52,12 @@ fn another_build_is_refused() {
     let (mut channel, theirs) = Channel::pair();
     let mut by_hello = start_role(Role::Spawner, BUILD, theirs);
     channel.send(
-        &SpawnerRequest::Hello { build: "other".to_owned(), session_limits: SessionLimits::default(), records: None },
+        &SpawnerRequest::Hello {
+            build: "other".to_owned(),
+            session_limits: SessionLimits::default(),
+            bounds: Default::default(),
+            records: None,
+        },
         b"",
         &[],
     );
@@ -265,7 +270,7 @@ fn a_thousand_quick_programs_in_order() {
             other => panic!("{other:?}"),
         }
     }
-    let left = super::races::children(spawner.process.id().cast_signed());
+    let left = super::races::children(spawner.pid());
     assert!(left.into_iter().all(|pid| pid == super::races::remover(&spawner)));
     spawner.close();
 }

@@ -18,6 +18,7 @@ mod extras;
 mod files;
 mod forward;
 mod fuzz;
+mod greedy;
 mod handles;
 mod handshake;
 mod held_up;
