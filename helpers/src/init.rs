@@ -120,7 +120,7 @@ fn prepare(
     };
     let policy = Policy::decode(&policy).map_err(|error| failed(Step::Frame, &format!("decode the policy: {error}"), None))?;
     let roots = Roots::open(&policy)?;
-    let tables = launch::tables(&policy, &roots)?;
+    let mut tables = launch::tables(&policy, &roots)?;
 
     // What deny globs match and where `.git` files lead is for a confined process to say.
     let found = if survey::is_needed(&policy, &tables, &roots) { look(&policy, &tables, &roots)? } else { Vec::new() };
@@ -129,6 +129,8 @@ fn prepare(
     let terminal = tty.then(rustix::stdio::stdin);
     let plan = Plan { tables: &tables, roots: &roots, found: &found, terminal };
     let mut own = Own::make(&policy, plan, made, &mut |path| tell(tether, &KeeperReport::Point(bytes(path))))?;
+    // What is told of changes is judged by what the view protects.
+    tables.protect(&found);
     let own_proc = own.view.own_proc;
     let points = std::mem::take(&mut own.view.points);
     let mut covers = Covers::watch(&own.view.covered, &own.view.awaited);
