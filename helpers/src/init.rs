@@ -125,7 +125,7 @@ fn prepare(
     };
     let policy = Policy::decode(&policy).map_err(|error| failed(Step::Frame, &format!("decode the policy: {error}"), None))?;
     let roots = Roots::open(&policy)?;
-    let tables = launch::tables(&policy, &roots)?;
+    let mut tables = launch::tables(&policy, &roots)?;
 
     // What deny globs match and where `.git` files lead is for a confined process to say.
     let found = if survey::is_needed(&policy, &tables, &roots) { look(&policy, &tables, &roots)? } else { Vec::new() };
@@ -140,6 +140,8 @@ fn prepare(
     let mut own = Own::make(&policy, plan, made, &mut |path| line.name(path))?;
     // It lies outside every view.
     drop(records);
+    // What is told of changes is judged by what the view protects.
+    tables.protect(&found);
     let own_proc = own.view.own_proc;
     let points = std::mem::take(&mut own.view.points);
     let mut covers = Covers::watch(&own.view.covered, &own.view.awaited);

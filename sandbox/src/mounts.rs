@@ -73,6 +73,8 @@ pub enum FoundKind {
     Denied,
     /// A protected name leads there.
     Protected,
+    /// An entry names it, and it lies below a place that a protected name leads to.
+    Named,
     /// A protected name leads through it: it must not be moved.
     Way,
     /// It is a protected name at some depth, and the policy protects those.

@@ -228,6 +228,11 @@ impl Tree {
         }
     }
 
+    /// The place of the entry or name that decides.
+    pub(crate) fn decider(&self, real: &Path) -> Option<&Path> {
+        self.walk(real).decider.map(|at| self.nodes[at].path.as_path())
+    }
+
     pub(crate) fn is_visible(&self, real: &Path) -> bool {
         let walk = self.walk(real);
         !walk.glob_denies

@@ -9,6 +9,7 @@ use portcullis_protocol::denial::Wanted;
 use portcullis_protocol::helper::FsError;
 use portcullis_protocol::path::AbsolutePath;
 use portcullis_sandbox::compiled::{Compiled, Verdict};
+use portcullis_sandbox::explain::POINTED;
 use portcullis_sandbox::kernel_files::{FileSystem, Hidden, hidden};
 use portcullis_sandbox::policy::{Access, Files, Policy, PolicyError};
 use portcullis_sandbox::roots::{Identity, Roots};
@@ -128,14 +129,17 @@ impl Rules {
 
     /// Refuses to change what has to stay because something protected or denied is reached through it.
     fn keep(&self, real: &Path, pointers: &Pointers) -> Result<(), FsError> {
-        let rule = if self.links.cover(real) {
-            "a link that the policy's own paths lead through"
-        } else if pointers.cover(real) {
-            "a place that a protected name leads to"
+        let (rule, grant) = if self.links.cover(real) {
+            ("a link that the policy's own paths lead through".to_owned(), None)
         } else {
-            return Ok(());
+            let over: Vec<&Path> = pointers.over(real, &self.compiled).collect();
+            match (over.is_empty(), pointers.lead_through(real)) {
+                (true, false) => return Ok(()),
+                (true, true) => (POINTED.to_owned(), None),
+                (false, _) => self.compiled.why_pointed(real, &over, |place| open_exact(place, OFlags::PATH).is_ok()),
+            }
         };
-        Err(refused(Errno::ROFS, real, Wanted::Write, rule.to_owned(), None))
+        Err(refused(Errno::ROFS, real, Wanted::Write, rule, grant))
     }
 
     /// Read anew each time, and for every writable root: something outside may have made one after the start.

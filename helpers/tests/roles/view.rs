@@ -1,10 +1,13 @@
 //! What a view shows of the machine: its devices, its processes, its kernel, and nothing of what the process could not see anyway.
 
-use super::gateway::{Spawner, policy, shell};
+use super::gateway::{Spawner, Worker, command, policy, shell};
 use crate::Test;
 use portcullis_protocol::helper::ExitStatus;
 use portcullis_protocol::path::AbsolutePath;
+use portcullis_sandbox::compiled::{Compiled, Verdict};
 use portcullis_sandbox::policy::{Access, DenyGlob, Files, Grants, Network, Policy};
+use portcullis_sandbox::roots::Roots;
+use portcullis_sandbox::survey;
 use rustix::mount::{MountFlags, mount};
 use rustix::process::geteuid;
 use std::fs::{self, File};
@@ -19,6 +22,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("view::proc_shows_programs_what_they_need_and_no_more", proc_shows_programs_what_they_need_and_no_more),
     ("view::a_denial_out_of_reach_tells_nothing", a_denial_out_of_reach_tells_nothing),
     ("view::restricted_reading_works_under_any_ceiling", restricted_reading_works_under_any_ceiling),
+    ("view::a_linked_work_tree_commits_with_what_its_denials_name", a_linked_work_tree_commits_with_what_its_denials_name),
 ];
 
 const ROOT: (&str, Access) = ("/", Access::Read);
@@ -333,5 +337,103 @@ fn restricted_reading_works_under_any_ceiling() {
     let both = writing.clone().bounded_by(&other).unwrap();
     assert!(!tried(&mut spawner, "ls /usr/share", Some(&both)).0, "the ceiling's denial");
     assert!(tried(&mut spawner, "ls /usr/share", Some(&writing)).0, "the control");
+    spawner.close();
+}
+
+const GIT: &[(&str, &str)] = &[
+    ("PATH", "/usr/bin:/bin"),
+    ("HOME", "/nonexistent"),
+    ("GIT_AUTHOR_NAME", "a"),
+    ("GIT_AUTHOR_EMAIL", "a@a"),
+    ("GIT_COMMITTER_NAME", "a"),
+    ("GIT_COMMITTER_EMAIL", "a@a"),
+];
+
+/// That a process, a file call and the explanation of a policy say the same of changing these files.
+fn agree(spawner: &mut Spawner, policy: &Policy, files: &[String]) -> Vec<bool> {
+    let roots = Roots::open(policy).unwrap();
+    let mut tables = Compiled::new(policy, |path| roots.resolve(path)).unwrap();
+    let found = survey::pointers(&tables, &roots).unwrap();
+    tables.protect(&found);
+    let mut worker = Worker::start(Some(policy));
+    let mut said = Vec::new();
+    for file in files {
+        let explained = tables.explain(Path::new(file)).verdict == Verdict::Write;
+        let (by_process, text) = tried(spawner, &format!(": >> '{file}'"), Some(policy));
+        assert_eq!(by_process, explained, "{file}: {text} {policy:?}");
+        let content = fs::read(file).unwrap_or_default();
+        let written = worker.write(file, &content);
+        assert_eq!(written.is_ok(), explained, "{file}: {written:?} {policy:?}");
+        said.push(explained);
+    }
+    said
+}
+
+fn a_linked_work_tree_commits_with_what_its_denials_name() {
+    if Command::new("git").arg("version").output().is_err() {
+        println!("skipped: there is no git");
+        return;
+    }
+    let mut spawner = Spawner::start();
+    // The repository beside what is writable, and in it.
+    for is_inside in [false, true] {
+        let place = Place::new();
+        let (main, tree) = (place.directory("main"), place.at("tree"));
+        let make = format!(
+            "cd {main} && git init -q && echo a > f && git add f && git commit -qm one && git worktree add -q {tree} && mkdir -p {main}/.git/hooks"
+        );
+        let made = Command::new("sh").args(["-c", &make]).env_clear().envs(GIT.iter().copied()).output().unwrap();
+        assert!(made.status.success(), "{made:?}");
+        let above: &[(&str, Access)] = if is_inside { &[(place.top.to_str().unwrap(), Access::Write)] } else { &[] };
+        let base = [&[ROOT, (tree.as_str(), Access::Write)], above].concat();
+        let commit = command(&["sh", "-c", &format!("cd {tree} && echo b >> f && git commit -qam two")], GIT);
+        let common = format!("{main}/.git");
+        let git_directory = format!("{common}/worktrees/tree");
+        let files = ["probe", "commondir", "gitdir"].map(|name| format!("{git_directory}/{name}")).into_iter();
+        let files = files.chain(
+            ["objects/probe", "refs/probe", "logs/probe", "config", "hooks/probe", "probe"]
+                .map(|name| format!("{common}/{name}")),
+        );
+        let files: Vec<String> = files.collect();
+        assert_eq!(agree(&mut spawner, &of(&base), &files), [false; 9], "{is_inside}");
+
+        let mut granted: Vec<String> = Vec::new();
+        for round in 0.. {
+            let entries: Vec<_> = base.iter().copied().chain(granted.iter().map(|path| (path.as_str(), Access::Write))).collect();
+            let (outcome, _, denials) = spawner.run_and_see(&commit, Some(&of(&entries)));
+            if outcome.status == ExitStatus::Code(0) {
+                assert!(round > 0, "it was denied first");
+                break;
+            }
+            assert!(round < 8, "{granted:?} {outcome:?} {denials:?}");
+            let before = granted.len();
+            for denial in &denials.list {
+                if let Some(grant) = &denial.grant {
+                    granted.push(grant.path.path.strip_prefix("file://").unwrap().to_owned());
+                }
+            }
+            granted.sort();
+            granted.dedup();
+            assert!(granted.len() > before, "{outcome:?} {denials:?}");
+            if round == 0 {
+                let rule = &denials.list[0].rule;
+                assert!(rule.contains("a commit also changes `objects`, `refs` and `logs`"), "{rule}");
+            }
+        }
+        let expect = ["logs", "objects", "refs", "worktrees/tree"].map(|name| format!("{common}/{name}"));
+        assert_eq!(granted, expect);
+        let entries: Vec<_> = base.iter().copied().chain(granted.iter().map(|path| (path.as_str(), Access::Write))).collect();
+        let may = agree(&mut spawner, &of(&entries), &files);
+        assert_eq!(may, [true, false, false, true, true, true, false, false, false], "hooks and settings stay");
+        // The directory itself, by name, is given with all that it holds, but for where git looks for it next time.
+        let whole = of(&[&base[..], &[(&common, Access::Write)]].concat());
+        assert_eq!(agree(&mut spawner, &whole, &files), [true, false, false, true, true, true, true, true, true]);
+        let (outcome, _) = spawner.run(&commit, Some(&whole));
+        assert_eq!(outcome.status, ExitStatus::Code(0), "{outcome:?}");
+        // In one set only it lifts nothing where the other does not name it.
+        let ceiling = of(&[ROOT, (place.top.to_str().unwrap(), Access::Write)]);
+        let bounded = whole.bounded_by(&ceiling).unwrap();
+        assert_eq!(agree(&mut spawner, &bounded, &files), [false; 9]);
+    }
     spawner.close();
 }

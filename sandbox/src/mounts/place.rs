@@ -279,11 +279,15 @@ fn places(plan: &Plan<'_>, kernel: &KernelMounts) -> BTreeMap<PathBuf, Verdict> 
             FoundKind::Protected if plan.tables.verdict(path) == Verdict::Write => {
                 all.insert(path.to_owned(), Verdict::Protected);
             }
+            // Those above come first, so that this is heard.
+            FoundKind::Named if plan.tables.verdict(path) == Verdict::Write => {
+                all.insert(path.to_owned(), Verdict::Write);
+            }
             // By its name alone, so that the tables say so themselves.
             FoundKind::Nested if plan.tables.verdict(path) == Verdict::Protected => {
                 all.insert(path.to_owned(), Verdict::Protected);
             }
-            FoundKind::Protected | FoundKind::Nested | FoundKind::Way => {}
+            FoundKind::Protected | FoundKind::Named | FoundKind::Nested | FoundKind::Way => {}
         }
     }
     for (path, verdict) in all.iter_mut().filter(|(path, verdict)| verdict.is_granted() && !is_own(path)) {
