@@ -45,18 +45,22 @@ impl Removal {
                 }
                 let records = records.and_then(|records| records.open().ok());
                 // To close what was removed takes the file system as long as to remove it.
-                let removed: Vec<_> = records
+                let mut removed: Vec<_> = records
                     .iter()
-                    .flat_map(|records| self.points.iter().rev().map(move |point| mounts::remove(point, records)))
+                    .flat_map(|records| self.points.iter().rev().filter_map(move |point| mounts::take(point, records)))
                     .collect();
                 if self.all_left {
                     records.iter().for_each(mounts::remove_left);
                 }
                 let _gone = rustix::io::write(&pen, b"g");
+                // What is told has waited for the names alone.
+                if let Some(records) = &records {
+                    removed.drain(..).for_each(|removed| removed.forget(records));
+                }
                 if watch.is_some() {
                     std::thread::sleep(UNTIL_LAST);
                 }
-                drop((removed, watch, pen));
+                drop((watch, pen));
                 sys::end(0)
             }
             Fork::Parent(pid) => Ok((pid, Self { done: Some(done), ..self })),

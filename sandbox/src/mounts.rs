@@ -30,7 +30,7 @@ use serde::{Deserialize, Serialize};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 
-pub use point::{Point, remove, remove_left};
+pub use point::{Point, Removed, remove_left, take};
 pub use record::{Records, RecordsAt};
 
 /// What was built.

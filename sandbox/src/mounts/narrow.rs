@@ -128,13 +128,24 @@ impl Builder<'_> {
         }
     }
 
-    /// Holds a name for as long as the sandbox lives, by a mount point that is made or shared.
+    /// Holds a name for as long as the sandbox lives, by a mount point that is made or shared. One that was removed meanwhile, while a
+    /// stranger's lock kept this process from its own, is made again.
     fn hold(&mut self, path: &Path, spot: &Spot, announce: &mut dyn FnMut(&Path)) -> Result<Option<Point>, MountError> {
         // Covered, it cannot be moved.
         self.loose.remove(path);
         let records = self.records.ok_or_else(|| no_records(path))?;
         announce(path);
-        let Some(point) = Point::make(path, records)? else { return Ok(None) };
+        let mut attempts = 0;
+        loop {
+            let Some(point) = Point::make(path, records)? else { return Ok(None) };
+            match self.cover_point(path, spot, &point) {
+                Err(error) if error.errno == Errno::NOENT.raw_os_error() && attempts < MAX_HOLDS => attempts += 1,
+                covered => return covered.map(|()| Some(point)),
+            }
+        }
+    }
+
+    fn cover_point(&mut self, path: &Path, spot: &Spot, point: &Point) -> Result<(), MountError> {
         // Opened anew without a right to its content: what stands there now is what is held, by its identity.
         let target = tree::open(path)?;
         if !is_same(&target, point.directory()) {
@@ -145,10 +156,12 @@ impl Builder<'_> {
         let tree = self.mask(mask)?;
         tree.attach(target.as_fd(), path)?;
         // Even if it is another user's, in a directory that all share: once its owner's last sandbox ends it may be removed.
-        self.cover(path, &tree, false)?;
-        Ok(Some(point))
+        self.cover(path, &tree, false)
     }
 }
+
+/// Bound of the tries to cover a mount point that is removed meanwhile.
+const MAX_HOLDS: u32 = 16;
 
 /// What stands at a path.
 #[derive(Debug)]

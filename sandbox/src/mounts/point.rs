@@ -110,7 +110,7 @@ fn make(parent: &OwnedFd, name: &OsStr, intent: Intent, records: &Records) -> Re
         if !intent.made(&directory, mark)? {
             return Ok(None);
         }
-        lock_shared(&directory)?;
+        lock_shared(&directory, records)?;
         if !is_at(&directory, parent, name)? {
             return Ok(None);
         }
@@ -137,7 +137,7 @@ fn make(parent: &OwnedFd, name: &OsStr, intent: Intent, records: &Records) -> Re
 /// Shares what stands there, if it looks like a mount point, so that its owner leaves it as long as it is used here. Whether it may be
 /// removed is another question.
 fn hold(directory: OwnedFd, parent: &OwnedFd, name: &OsStr, records: &Records) -> Result<Option<Point>, Errno> {
-    lock_shared(&directory)?;
+    lock_shared(&directory, records)?;
     // Removed between opening and locking, the lock would protect nothing.
     let is_held = match is_at(&directory, parent, name) {
         Err(Errno::NOENT) => false,
@@ -146,12 +146,15 @@ fn hold(directory: OwnedFd, parent: &OwnedFd, name: &OsStr, records: &Records) -
     Ok(is_held.then_some(Point { directory }))
 }
 
-/// Whoever removes one holds the exclusive lock for a moment, and so does a process that means to disturb, for as long as it likes.
-fn lock_shared(directory: &OwnedFd) -> Result<(), Errno> {
-    match flock(directory, FlockOperation::NonBlockingLockShared) {
-        // What is removed now is seen to be gone next; what is not, its cover guards.
-        Ok(()) | Err(Errno::WOULDBLOCK | Errno::OPNOTSUPP | Errno::NOLCK | Errno::BADF | Errno::INVAL) => Ok(()),
-        Err(errno) => Err(errno),
+/// The remover holds the exclusive lock for the moment of a removal, which is waited for. A process that means to disturb holds it for
+/// as long as it likes, which is not: what the lock would guard, the cover guards.
+fn lock_shared(directory: &OwnedFd, records: &Records) -> Result<(), Errno> {
+    loop {
+        match flock(directory, FlockOperation::NonBlockingLockShared) {
+            Err(Errno::WOULDBLOCK) if records.has_patience() => std::thread::sleep(A_MOMENT),
+            Ok(()) | Err(Errno::WOULDBLOCK | Errno::OPNOTSUPP | Errno::NOLCK | Errno::BADF | Errno::INVAL) => return Ok(()),
+            Err(errno) => return Err(errno),
+        }
     }
 }
 
@@ -207,12 +210,25 @@ pub(super) fn has_nothing(directory: &OwnedFd) -> Result<bool, Errno> {
     Ok(entries.all(|entry| entry.is_ok_and(|entry| matches!(entry.file_name().to_bytes(), b"." | b".."))))
 }
 
-/// Removes a mount point of this user's servers that no sandbox uses any more. Anything else that stands there stays. Answers the
-/// directory that was removed: to close it takes the file system as long again, whenever the caller likes.
-#[expect(clippy::must_use_candidate, reason = "who has no hurry drops it")]
-pub fn remove(path: &Path, records: &Records) -> Option<OwnedFd> {
+/// A mount point that was removed, and whose record is left. To close the directory takes the file system as long as to remove it.
+#[derive(Debug)]
+pub struct Removed {
+    _directory: OwnedFd,
+    mark: Mark,
+}
+
+impl Removed {
+    /// Forgets the record, whenever the caller likes: a record of which nothing is left harms nothing.
+    pub fn forget(self, records: &Records) {
+        records.forget(self.mark);
+    }
+}
+
+/// Removes a mount point of this user's servers that no sandbox uses any more. Anything else that stands there stays.
+#[must_use]
+pub fn take(path: &Path, records: &Records) -> Option<Removed> {
     match try_remove(path, records) {
-        Ok(directory) => Some(directory),
+        Ok(removed) => Some(removed),
         // Nothing stands there, or something else: what is recorded of the path is over.
         Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::PERM) => {
             records.forget_all_but(path, || open_directory(path).and_then(|directory| Mark::of(&directory)).ok());
@@ -223,14 +239,21 @@ pub fn remove(path: &Path, records: &Records) -> Option<OwnedFd> {
     }
 }
 
-/// Removes what dead processes of this user's servers left behind, or what another user's process kept in use.
-pub fn remove_left(records: &Records) {
-    for path in records.left() {
-        let _removed = remove(&path, records);
+/// The same with its record.
+pub(super) fn remove(path: &Path, records: &Records) {
+    if let Some(removed) = take(path, records) {
+        removed.forget(records);
     }
 }
 
-fn try_remove(path: &Path, records: &Records) -> Result<OwnedFd, Errno> {
+/// Removes what dead processes of this user's servers left behind, or what another user's process kept in use.
+pub fn remove_left(records: &Records) {
+    for path in records.left() {
+        remove(&path, records);
+    }
+}
+
+fn try_remove(path: &Path, records: &Records) -> Result<Removed, Errno> {
     let (parent, name) = parent_of(path).ok_or(Errno::INVAL)?;
     let parent = open_directory(parent)?;
     let directory = openat(&parent, name, DIRECTORY, Mode::empty())?;
@@ -251,10 +274,9 @@ fn try_remove(path: &Path, records: &Records) -> Result<OwnedFd, Errno> {
         }
         Err(errno) => return Err(errno),
     }
-    records.forget(mark);
     // Whoever waits for it need not wait until it is closed.
     let _closed_soon = flock(&directory, FlockOperation::Unlock);
-    Ok(directory)
+    Ok(Removed { _directory: directory, mark })
 }
 
 const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);

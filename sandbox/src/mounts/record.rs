@@ -16,6 +16,7 @@ use rustix::io::Errno;
 use rustix::process::geteuid;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
+use std::cell::Cell;
 use std::ffi::OsString;
 use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
@@ -38,6 +39,9 @@ const ABOUT_TO: i128 = 10_000_000_000;
 /// A record from another machine, boot or container, of which the path leads nowhere here, is kept for a week.
 const ELSEWHERE: i128 = 7 * 24 * 3600 * 1_000_000_000;
 
+/// So often a lock is waited for, a millisecond each, in one sandbox.
+const PATIENCE: u32 = 64;
+
 /// How far the clock of a file server may be behind.
 const SKEW: i128 = 3600 * 1_000_000_000;
 
@@ -53,6 +57,8 @@ pub struct RecordsAt {
 pub struct Records {
     directory: OwnedFd,
     here: String,
+    /// How often more a lock that another process holds is waited for.
+    patience: Cell<u32>,
 }
 
 /// Which directory it is, whatever its name.
@@ -94,7 +100,7 @@ impl RecordsAt {
         if stat.st_uid != geteuid().as_raw() || stat.st_mode & 0o077 != 0 {
             return Err(Errno::PERM);
         }
-        Ok(Records { directory, here: self.here.clone() })
+        Ok(Records { directory, here: self.here.clone(), patience: Cell::new(PATIENCE) })
     }
 }
 
@@ -122,7 +128,15 @@ impl Records {
     /// The same in a mount of its own, which stays writable when the machine's tree is locked.
     pub(super) fn detached(&self) -> Result<Self, MountError> {
         let tree = Tree::clone_of(self.directory.as_fd(), Path::new("the records of mount points"))?;
-        Ok(Self { directory: tree.into_descriptor(), here: self.here.clone() })
+        Ok(Self { directory: tree.into_descriptor(), here: self.here.clone(), patience: self.patience.clone() })
+    }
+
+    /// Whether a lock that another process holds is to be waited for once more. Bounded for all mount points of a sandbox together, so
+    /// that a process that keeps such locks delays a start by no more than that.
+    pub(super) fn has_patience(&self) -> bool {
+        let left = self.patience.get();
+        self.patience.set(left.saturating_sub(1));
+        left > 0
     }
 
     /// Says that a mount point will be made at a path.

@@ -103,6 +103,10 @@ async fn kernel_files_below_a_workspace_are_never_changed() {
         ("fs/remove", json!({"path": uri("sys")})),
     ] {
         let refusal = set.refused(method, &params).await;
+        // A debugfs or tracefs that the machine has mounted below may be met first.
+        if method == "fs/remove" && format!("{refusal:?}").contains("a file system that shows what processes do") {
+            continue;
+        }
         // What its mode keeps from an ordinary user needs no rule.
         if getuid().is_root() || !refusal.message.contains("(os error 13)") {
             check(&refusal, 30, "the kernel's own files are never changed");
