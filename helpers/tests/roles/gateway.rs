@@ -3,7 +3,7 @@
 use portcullis_protocol::denial::Denials;
 use portcullis_protocol::helper::{
     BUILD, CgroupLayer, Command, Deframer, Enforced, ExitStatus, Frame, FsDone, FsError, FsOperation, FsReply, FsRequest,
-    HIDDEN_FLAG, Role, SpawnerEvent, SpawnerRequest, StepFailed, WorkerAnswer, WorkerSetup, decode, encode,
+    HIDDEN_FLAG, NamespaceLayer, Role, SpawnerEvent, SpawnerRequest, StepFailed, WorkerAnswer, WorkerSetup, decode, encode,
 };
 use portcullis_protocol::limit::{ProcessLimits, SessionLimits};
 use portcullis_protocol::path::{AbsolutePath, Bytes};
@@ -97,6 +97,8 @@ pub(crate) struct Spawner {
     pub(crate) process: Child,
     /// Of the newest process that was run: an id is in use until the last of its sandbox is gone.
     pub(crate) newest: u64,
+    /// As it said.
+    pub(crate) namespaces: NamespaceLayer,
 }
 
 impl Spawner {
@@ -109,8 +111,8 @@ impl Spawner {
         let (mut channel, theirs) = Channel::pair();
         let process = start_role(Role::Spawner, BUILD, theirs);
         channel.send(&SpawnerRequest::Hello { build: BUILD.to_owned(), session_limits }, b"", &[]);
-        let SpawnerEvent::Ready { cgroups, .. } = channel.expect() else { panic!("its first word is another") };
-        (Self { channel: Some(channel), process, newest: 1000 }, cgroups)
+        let SpawnerEvent::Ready { cgroups, namespaces } = channel.expect() else { panic!("its first word is another") };
+        (Self { channel: Some(channel), process, newest: 1000, namespaces }, cgroups)
     }
 
     pub(crate) fn send(&self, request: &SpawnerRequest, descriptors: &[OwnedFd]) {
@@ -216,9 +218,13 @@ impl Worker {
             channel.send(request, b"early", &[]);
         }
         let (mut control, their_control) = Channel::pair();
-        spawner.send(&SpawnerRequest::Worker { id: 7 }, &[theirs, their_control]);
+        // As the gateway decides it.
+        let own_view = policy.is_some_and(|policy| policy.files != Files::Unrestricted)
+            && matches!(spawner.namespaces, NamespaceLayer::Available { .. });
+        let own_user = matches!(spawner.namespaces, NamespaceLayer::Available { user: true, .. });
+        spawner.send(&SpawnerRequest::Worker { id: 7, own_view }, &[theirs, their_control]);
         let policy = policy.map(|policy| Bytes(policy.encode()));
-        control.send(&WorkerSetup { build: BUILD.to_owned(), policy, concurrency: 8 }, b"", &[]);
+        control.send(&WorkerSetup { build: BUILD.to_owned(), policy, own_view, own_user, concurrency: 8 }, b"", &[]);
         match control.expect() {
             WorkerAnswer::Ready(enforced) => Ok(Self { channel, enforced, spawner }),
             WorkerAnswer::Failed(failure) => Err(failure),

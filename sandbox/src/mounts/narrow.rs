@@ -136,7 +136,7 @@ impl Builder {
 
 /// What stands at a path.
 #[derive(Debug)]
-enum Look<'a> {
+pub(super) enum Look<'a> {
     There(OwnedFd),
     /// Nothing; this is the first name on the way that is missing, or is there only as long as another sandbox holds it.
     Missing(&'a Path),
@@ -149,7 +149,7 @@ enum Look<'a> {
 
 /// Looks from the top, once at each name, so that what others make and remove meanwhile is one or the other: taken first for missing
 /// and then for there, it would be covered as neither. `shares` says that what other sandboxes hold can be held too.
-fn look(path: &Path, shares: bool) -> Look<'_> {
+pub(super) fn look(path: &Path, shares: bool) -> Look<'_> {
     let mut places: Vec<&Path> = path.ancestors().collect();
     places.reverse();
     let mut found = Look::Missing(path);
