@@ -20,7 +20,7 @@ use portcullis_sandbox::policy::{Access, Policy};
 use portcullis_sandbox::roots::Roots;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::process::{Pid, Signal};
+use rustix::process::{Pid, Signal, geteuid};
 use serde::{Deserialize, Serialize};
 use std::ffi::{CString, OsStr};
 use std::io;
@@ -281,7 +281,11 @@ fn prepare_worker(stdio: &OwnedFd, control: &OwnedFd, starter: &Starter) -> io::
         if let Some((user, group)) = ids {
             namespaces::map_ids(*user, *group).map_err(refused)?;
         }
-        enforce::hand_on_mounting().map_err(refused)?;
+        // Root has all of them after `execve` in any case; had it given up some before, the kernel would take the tie to the spawner
+        // off (`commit_creds` of kernel/cred.c).
+        if !geteuid().is_root() {
+            enforce::hand_on_mounting().map_err(refused)?;
+        }
     }
     sys::default_signals();
     rustix::process::chdir("/")?;

@@ -16,6 +16,7 @@ mod roles {
     pub(crate) mod spares;
     pub(crate) mod spawner;
     pub(crate) mod trees;
+    pub(crate) mod views;
     pub(crate) mod worker;
 }
 
@@ -26,6 +27,9 @@ use std::process::ExitCode;
 type Test = (&'static str, fn());
 
 fn main() -> ExitCode {
+    if let Some(code) = roles::views::without_judgement() {
+        return code;
+    }
     if let Some(code) = portcullis_helpers::dispatch() {
         return code;
     }
@@ -40,6 +44,7 @@ fn main() -> ExitCode {
         roles::spares::TESTS,
         roles::races::TESTS,
         roles::worker::TESTS,
+        roles::views::TESTS,
     ]
     .concat();
     let has = |flag: &str| arguments.iter().any(|argument| argument == flag);

@@ -19,6 +19,7 @@ use std::fs::File;
 use std::io::{IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Stdio};
 
@@ -75,6 +76,11 @@ impl Channel {
         }
     }
 
+    /// The socket alone, for what is no frame.
+    pub(crate) fn into_socket(self) -> OwnedFd {
+        self.socket
+    }
+
     pub(crate) fn expect<T: DeserializeOwned>(&mut self) -> T {
         decode(&self.receive().expect("a frame before the end").0.body).unwrap()
     }
@@ -82,8 +88,13 @@ impl Channel {
 
 /// Starts this program in a hidden role, as the gateway does.
 pub(crate) fn start_role(role: Role, build: &str, stdio: OwnedFd) -> Child {
+    start_role_called("portcullis", role, build, stdio)
+}
+
+fn start_role_called(name: &str, role: Role, build: &str, stdio: OwnedFd) -> Child {
     let output = stdio.try_clone().unwrap();
     std::process::Command::new("/proc/self/exe")
+        .arg0(name)
         .args([HIDDEN_FLAG, role.name(), build])
         .stdin(stdio)
         .stdout(output)
@@ -108,8 +119,17 @@ impl Spawner {
 
     /// One whose sessions have limits, as far as it can hold them.
     pub(crate) fn start_with(session_limits: SessionLimits) -> (Self, CgroupLayer) {
+        Self::begin("portcullis", session_limits)
+    }
+
+    /// One of which the helpers are called so.
+    pub(crate) fn start_called(name: &str) -> Self {
+        Self::begin(name, SessionLimits::default()).0
+    }
+
+    fn begin(name: &str, session_limits: SessionLimits) -> (Self, CgroupLayer) {
         let (mut channel, theirs) = Channel::pair();
-        let process = start_role(Role::Spawner, BUILD, theirs);
+        let process = start_role_called(name, Role::Spawner, BUILD, theirs);
         channel.send(&SpawnerRequest::Hello { build: BUILD.to_owned(), session_limits }, b"", &[]);
         let SpawnerEvent::Ready { cgroups, namespaces } = channel.expect() else { panic!("its first word is another") };
         (Self { channel: Some(channel), process, newest: 1000, namespaces }, cgroups)

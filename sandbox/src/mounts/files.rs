@@ -120,7 +120,10 @@ impl FileView {
             Look::There(target) if kind(&target, path)? == FileType::Symlink => Ok(false),
             Look::There(_) if has_come(path) => Ok(true),
             Look::There(_) | Look::Missing(_) | Look::Blocked(_) => {
-                self.awaited.push(path.to_owned());
+                // There threads of the worker come and go.
+                if !path.starts_with("/proc") {
+                    self.awaited.push(path.to_owned());
+                }
                 Ok(false)
             }
             // Out of the worker's own reach, too; or the way leads through a link, and where that leads is a place of its own.

@@ -55,4 +55,5 @@ mod tidy;
 mod tls;
 mod trees;
 mod unix_socket;
+mod views;
 mod watch;
