@@ -23,6 +23,8 @@ pub(crate) const TESTS: &[Test] = &[
     ("views::a_name_that_comes_to_be_retires_the_view", a_name_that_comes_to_be_retires_the_view),
     ("views::an_empty_directory_retires_no_view", an_empty_directory_retires_no_view),
     ("views::a_root_denied_by_the_ceiling_is_covered", a_root_denied_by_the_ceiling_is_covered),
+    ("views::a_policy_of_a_thousand_entries_has_a_view", a_policy_of_a_thousand_entries_has_a_view),
+    ("views::a_view_of_a_writable_root_directory_holds_what_is_less", a_view_of_a_writable_root_directory_holds_what_is_less),
     ("views::a_worker_in_a_view_ends_by_order_and_with_its_spawner", a_worker_in_a_view_ends_by_order_and_with_its_spawner),
 ];
 
@@ -305,6 +307,47 @@ fn a_root_denied_by_the_ceiling_is_covered() {
     assert_eq!(worker.read(places.at("ws/plain")).unwrap(), b"old");
     let mut control = Worker::start(Some(&wide));
     assert_eq!(control.read(places.at("ws/vault/key")).unwrap(), b"old");
+}
+
+fn a_policy_of_a_thousand_entries_has_a_view() {
+    let places = Places::new();
+    let of = |nth: usize| [Access::Write, Access::Deny, Access::Read][nth % 3];
+    let mut entries = vec![(PathBuf::from("/"), Access::Read), (places.at("ws"), Access::Write)];
+    for nth in 0..1000 {
+        let (parent, access) = (if nth % 2 == 0 { "ws" } else { "out" }, of(nth));
+        places.put(&format!("{parent}/d{nth}/f"), "old");
+        entries.push((places.at(&format!("{parent}/d{nth}")), access));
+    }
+    let entries: Vec<(&Path, Access)> = entries.iter().map(|(path, access)| (path.as_path(), *access)).collect();
+    let mut worker = Worker::start(Some(&policy(&entries)));
+    for nth in [0, 1, 2, 3, 4, 5, 994, 995, 996, 997, 998, 999] {
+        let parent = if nth % 2 == 0 { "ws" } else { "out" };
+        let file = places.at(&format!("{parent}/d{nth}/f"));
+        let (read, written) = (worker.read(&file), worker.write(&file, b"new"));
+        match of(nth) {
+            Access::Write => assert_eq!((read.unwrap(), written), (b"old".to_vec(), Ok(FsDone::Changed))),
+            Access::Read => assert!(read.is_ok() && matches!(written, Err(FsError::Denied(READ_ONLY, _))), "{nth}"),
+            Access::Deny => assert!(matches!((read, written), (Err(FsError::Denied(DENIED, _)), Err(_))), "{nth}"),
+        }
+    }
+}
+
+fn a_view_of_a_writable_root_directory_holds_what_is_less() {
+    let places = Places::new();
+    let all =
+        policy(&[(Path::new("/"), Access::Write), (&places.at("ws/vault"), Access::Deny), (&places.at("out"), Access::Read)]);
+    let mut worker = Worker::start(Some(&all));
+    assert_eq!(worker.write(places.at("ws/plain"), b"new"), Ok(FsDone::Changed));
+    assert!(matches!(worker.read(places.at("ws/vault/key")), Err(FsError::Denied(DENIED, _))));
+    assert!(matches!(worker.write(places.at("out/o"), b"new"), Err(FsError::Denied(READ_ONLY, _))));
+    assert_eq!(worker.read(places.at("out/o")).unwrap(), b"old");
+    let removal = FsOperation::Remove {
+        path: AbsolutePath::new(places.at("ws/sub")).unwrap(),
+        recursive: true,
+        force: false,
+        follow: true,
+    };
+    assert_eq!(worker.ask(removal, b"").0, Ok(FsDone::Changed));
 }
 
 fn a_worker_in_a_view_ends_by_order_and_with_its_spawner() {
