@@ -4,6 +4,9 @@
 //! takes the cover along, and what stands under the name next is bare. Then the sandbox has to end. The same goes for what is
 //! denied and did not exist, once it does.
 //!
+//! In the view of an fs worker the same is held for as long as the view is used: with the first loss it is replaced, before the next
+//! call.
+//!
 //! The kernel tells of such changes (inotify(7)). Where it does not, since the user's watches are used up or a directory cannot be
 //! listed, they are looked for every now and then.
 
@@ -203,4 +206,72 @@ fn exists(path: &Path) -> bool {
 
 fn mount_of(path: &Path) -> Result<u64, Errno> {
     statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT, StatxFlags::MNT_ID).map(|stat| stat.stx_mnt_id)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    /// Awaits a path in a view of files, told by the kernel or not.
+    fn awaiting(path: &Path, is_told: bool) -> Covers {
+        let mut covers = Covers::watch_ways(&[], &[path.to_owned()]);
+        if !is_told {
+            covers = Covers { events: None, untold: BTreeSet::from([0]), ..covers };
+        }
+        assert_eq!(covers.lost(), None);
+        covers
+    }
+
+    #[test]
+    fn what_is_awaited_is_seen_whether_the_kernel_tells_or_not() {
+        for is_told in [true, false] {
+            let directory = tempfile::tempdir().unwrap();
+            let top = directory.path().canonicalize().unwrap();
+            let (path, beside) = (top.join("way/later/x"), top.join("way/beside"));
+            let mut covers = awaiting(&path, is_told);
+            assert_eq!(covers.patience().is_some(), !is_told);
+            fs::create_dir_all(&beside).unwrap();
+            assert_eq!(covers.lost(), None, "another name");
+            // An empty directory says nothing, and what comes in it is seen.
+            fs::create_dir_all(&path).unwrap();
+            assert_eq!(covers.lost(), None);
+            fs::remove_dir(&path).unwrap();
+            assert_eq!(covers.lost(), None);
+            fs::create_dir(&path).unwrap();
+            assert_eq!(covers.lost(), None);
+            fs::write(path.join("f"), "").unwrap();
+            assert_eq!(covers.lost(), Some(path.clone()));
+            // Once and for all.
+            fs::remove_dir_all(&path).unwrap();
+            assert_eq!(covers.lost(), Some(path));
+        }
+    }
+
+    #[test]
+    fn what_comes_with_a_directory_further_up_is_seen() {
+        for is_told in [true, false] {
+            let directory = tempfile::tempdir().unwrap();
+            let top = directory.path().canonicalize().unwrap();
+            fs::create_dir_all(top.join("a/b/c")).unwrap();
+            fs::create_dir_all(top.join("other/b/c")).unwrap();
+            fs::write(top.join("other/b/c/x"), "").unwrap();
+            let mut covers = awaiting(&top.join("a/b/c/x"), is_told);
+            fs::rename(top.join("a"), top.join("old")).unwrap();
+            assert_eq!(covers.lost(), None);
+            fs::rename(top.join("other"), top.join("a")).unwrap();
+            assert_eq!(covers.lost(), Some(top.join("a/b/c/x")));
+        }
+    }
+
+    #[test]
+    fn another_mount_than_the_cover_is_a_loss() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().canonicalize().unwrap();
+        let mount = mount_of(&path).unwrap();
+        for (mount, expect) in [(mount, None), (mount + 1_000_000, Some(path.clone()))] {
+            let cover = Cover { path: path.clone(), mount };
+            assert_eq!(Covers::watch_ways(&[cover], &[]).lost(), expect);
+        }
+    }
 }
