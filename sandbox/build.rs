@@ -6,6 +6,10 @@
 //! that are newer than its tables. The head is assembled here and stands before the compiled program. Every rule must have a
 //! comment.
 //!
+//! A table with `"free"` and `"absent"` decides every call by name: what its rules do not match is allowed if `"free"` has it, and
+//! gets ENOSYS otherwise; `"absent"` says why. A call of the last years that is in none of the lists fails the build. In every table
+//! calls that are newer than [`NEWEST`] get ENOSYS.
+//!
 //! seccompiler compares a call with one rule after the other, hundreds of them, and the kernel tries every call there is when a
 //! program is installed. So what is decided by the number alone is decided by a search tree between head and compiled program, and
 //! only rules about arguments are left to that.
@@ -16,7 +20,8 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-const TABLES: [&str; 6] = ["worker", "process", "read-only", "shared-ipc", "no-network", "internet"];
+const TABLES: [&str; 9] =
+    ["worker", "init", "process", "read-only", "shared-ipc", "no-network", "internet", "set-id", "set-group-id"];
 
 /// Name, seccompiler's name, the audit value of `linux/audit.h`.
 const ARCHITECTURES: [(&str, TargetArch, u32); 2] =
@@ -40,10 +45,16 @@ fn main() {
             let all = compile(table, filter, &rules, arch);
             let of_arguments: Vec<_> = rules.into_iter().filter(|rule| rule.get("args").is_some()).collect();
             let head = head(filter, name);
-            let program = program(audit, head, &verdicts(&all, audit), compile(table, filter, &of_arguments, arch));
-            // The tree says of every number what seccompiler would have, up to the last one that is no x32 call.
+            let free = free(table, filter, name, arch, audit);
+            let decide = |number| match verdict(&all, audit, number) {
+                _any if number > NEWEST => Some(ERRNO | ENOSYS),
+                Some(ALLOW) if free.as_ref().is_some_and(|free| !free.contains(&number)) => Some(ERRNO | ENOSYS),
+                other => other,
+            };
+            let program = program(audit, head, &verdicts(decide), compile(table, filter, &of_arguments, arch));
+            // The tree says of every number what was decided, up to the last one that is no x32 call.
             for number in (0..CALLS).chain([FIRST_X32_CALL - 1]).filter(|number| !is_in_head(filter, name, *number)) {
-                let (expected, decided) = (verdict(&all, audit, number), verdict(&program, audit, number));
+                let (expected, decided) = (decide(number), verdict(&program, audit, number));
                 assert_eq!(decided, expected, "{table} for {name}: call {number} is decided otherwise than by its rules");
             }
             assert!(program.len() <= MAX_PROGRAM, "{table}: {} instructions", program.len());
@@ -82,6 +93,36 @@ fn rules(table: &str, filter: &Value, arch: &str) -> Vec<Value> {
     rules
 }
 
+/// The calls that a table with `"free"` lets pass; none if it has no such list. Every call that seccompiler knows must be decided.
+fn free(table: &str, filter: &Value, arch: &str, target: TargetArch, audit: u32) -> Option<HashSet<u32>> {
+    filter.get("free")?;
+    let numbers = |member: &str| -> HashSet<u32> {
+        let (by_number, by_name): (Vec<_>, Vec<_>) =
+            list(filter, member).iter().filter(|rule| is_for(rule, arch)).partition(|rule| rule.get("number").is_some());
+        let named = by_name.iter().flat_map(|rule| {
+            let comment = comment(rule);
+            calls(rule).into_iter().map(move |call| json!({"syscall": call, "comment": comment}))
+        });
+        // Which number a name has is seccompiler's to know: where its program allows what all others are refused.
+        let only = json!({"mismatch_action": {"errno": 1}, "match_action": "allow"});
+        let named: Vec<_> = named.collect();
+        let program = compile(table, &only, &named, target);
+        let found: HashSet<u32> = (0..CALLS).filter(|call| verdict(&program, audit, *call) == Some(ALLOW)).collect();
+        assert_eq!(found.len(), named.len(), "{table}: a call stands twice in `{member}`");
+        found.into_iter().chain(by_number.into_iter().map(|rule| number(rule, "number"))).collect()
+    };
+    let (free, absent) = (numbers("free"), numbers("absent"));
+    let head = list(filter, "head").iter().filter(|rule| is_for(rule, arch)).map(|rule| number(rule, "number"));
+    let plain = json!({"mismatch_action": "allow", "match_action": {"errno": 1}});
+    let ruled = compile(table, &plain, &rules(table, filter, arch), target);
+    let ruled: HashSet<u32> = (0..CALLS).filter(|call| verdict(&ruled, audit, *call) != Some(ALLOW)).chain(head).collect();
+    assert!(free.is_disjoint(&absent) && ruled.is_disjoint(&absent), "{table}: a call stands in `absent` and elsewhere");
+    let known = |call: &u32| free.contains(call) || absent.contains(call) || ruled.contains(call);
+    let undecided: Vec<u32> = (FIRST_NEW..=NEWEST).filter(|call| !known(call)).collect();
+    assert!(undecided.is_empty(), "{table} for {arch}: calls {undecided:?} are not decided");
+    Some(free)
+}
+
 fn compile(table: &str, filter: &Value, rules: &[Value], target: TargetArch) -> Vec<sock_filter> {
     let plain = json!({ table: {
         "mismatch_action": filter["mismatch_action"],
@@ -104,13 +145,24 @@ const RETURN: u16 = 0x06;
 const OFFSET_OF_CALL: u32 = 0;
 const OFFSET_OF_ARCHITECTURE: u32 = 4;
 
-/// `SECCOMP_RET_ERRNO`.
+/// `SECCOMP_RET_ERRNO` and `SECCOMP_RET_ALLOW`.
 const ERRNO: u32 = 0x0005_0000;
+const ALLOW: u32 = 0x7fff_0000;
+
+/// What a kernel without a call answers.
+const ENOSYS: u32 = 38;
 
 const FIRST_X32_CALL: u32 = 0x4000_0000;
 
 /// No call has this number or a higher one; Linux 6.18 has less than 500.
 const CALLS: u32 = 1024;
+
+/// The newest call that the tables were written for: `file_setattr`, Linux 6.17 and 6.18. What comes later was judged by no one here,
+/// so to a program it is a kernel without it. Raise this once every call up to the new number is decided in every table.
+const NEWEST: u32 = 469;
+
+/// From this number on all architectures give the same numbers to the same calls (Linux 5.1).
+const FIRST_NEW: u32 = 424;
 
 fn instruction(code: u16, jt: usize, jf: usize, k: u32) -> sock_filter {
     let near = |jump: usize| u8::try_from(jump).expect("a jump is short");
@@ -119,8 +171,6 @@ fn instruction(code: u16, jt: usize, jf: usize, k: u32) -> sock_filter {
 
 /// Returns an error for the calls of the head, and for x32 calls; falls through otherwise. The number of the call is loaded.
 fn head(filter: &Value, arch: &str) -> Vec<sock_filter> {
-    const ENOSYS: u32 = 38;
-
     let mut checks = Vec::new();
     if arch == "x86_64" {
         // x32 calls have other numbers for the calls that the tables name. No program needs them; a kernel without them says
@@ -166,10 +216,10 @@ fn verdict(program: &[sock_filter], audit: u32, call: u32) -> Option<u32> {
 }
 
 /// Where the verdict changes, from call 0 up to all above.
-fn verdicts(program: &[sock_filter], audit: u32) -> Vec<(u32, Option<u32>)> {
+fn verdicts(decide: impl Fn(u32) -> Option<u32>) -> Vec<(u32, Option<u32>)> {
     let mut ranges: Vec<(u32, Option<u32>)> = Vec::new();
     for call in 0..CALLS {
-        let verdict = verdict(program, audit, call);
+        let verdict = decide(call);
         if ranges.last().is_none_or(|(_, last)| *last != verdict) {
             ranges.push((call, verdict));
         }

@@ -8,16 +8,21 @@ use portcullis::sandbox::compiled::{Compiled, Resolved, Verdict};
 use portcullis::sandbox::explain::Explanation;
 use portcullis::sandbox::policy::{Access, Policy};
 use portcullis::sandbox::roots::Roots;
+use portcullis::sandbox::survey;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
 /// Writes the answers for people.
 pub(crate) fn print(options: &Explain, out: &mut impl Write) -> Result<(), Failure> {
     let policy = policy::resolved(&options.policy, &options.workspace)?;
-    let compiled = match &policy {
+    let mut compiled = match &policy {
         Some(policy) => Some(policy::compiled(policy).map_err(|error| format!("--policy {}: {error}", options.policy))?),
         None => None,
     };
+    if let Some((compiled, roots)) = &mut compiled {
+        let found = survey::pointers(compiled, roots).map_err(|error| error.to_string())?;
+        compiled.protect(&found);
+    }
     for (nth, path) in options.paths.iter().enumerate() {
         if nth > 0 {
             writeln!(out)?;

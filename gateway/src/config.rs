@@ -3,7 +3,7 @@
 use crate::audit::AuditFile;
 use crate::http::EgressRule;
 use crate::listen::{Credential, Tls, token_directory};
-use portcullis_protocol::limit::{ProcessLimits, SessionLimits};
+use portcullis_protocol::limit::{DefaultBounds, ProcessLimits, SessionLimits};
 use portcullis_sandbox::policy::Policy;
 use std::ffi::{OsStr, OsString};
 use std::num::NonZeroU64;
@@ -117,6 +117,8 @@ pub struct Config {
     pub process_times: ProcessTimes,
     /// What all processes of a session together may use. They need cgroups: where there are none the gateway does not start.
     pub session_limits: SessionLimits,
+    /// What holds everything that is started, where it can be held.
+    pub bounds: DefaultBounds,
     /// Files of the operator's that no confined process gets to see, beside tokens that were made at the start: secrets, keys, sockets.
     pub hidden: Vec<PathBuf>,
     /// The server's environment, for policies of `process/start` that inherit it.
@@ -168,6 +170,12 @@ impl Config {
             process_limits: ProcessLimits::default(),
             process_times: ProcessTimes::default(),
             session_limits: SessionLimits::default(),
+            bounds: DefaultBounds {
+                start_tasks: NonZeroU64::new(4096),
+                all_tasks: NonZeroU64::new(65_536),
+                memory_percent: NonZeroU64::new(80),
+                open_files: None,
+            },
             hidden: Vec::new(),
             environment: Arc::new([]),
             cwd: PathBuf::from("/"),

@@ -3,15 +3,18 @@
 use crate::audit::{Audit, AuditError, Entry};
 use crate::config::Config;
 use crate::connection;
+use crate::descriptors;
 use crate::environment;
 use crate::helper::pool::Pool;
 use crate::helper::spawner::{Spawner, SpawnerError};
 use crate::http::Outbound;
 use crate::link::Link;
 use crate::metrics::Metrics;
-use crate::peer::Peers;
+use crate::peer::{Looks, Peers};
 use crate::policies::{Ceiling, Policies};
+use crate::private::Private;
 use crate::process::launch;
+use crate::readiness::Readiness;
 use crate::registry::Registry;
 use crate::reply;
 use crate::room::Room;
@@ -31,7 +34,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
-use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot, watch};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
@@ -54,29 +57,6 @@ pub struct Gateway {
     owner: JoinHandle<()>,
 }
 
-/// Whether clients can be served.
-#[derive(Debug, Clone)]
-pub struct Readiness {
-    closing: CancellationToken,
-    spawner: Spawner,
-    /// Whether clients reach it at all, where that may change.
-    reached: Option<watch::Receiver<bool>>,
-}
-
-impl Readiness {
-    /// True while clients can be served.
-    #[must_use]
-    pub fn is_ready(&self) -> bool {
-        let is_reached = self.reached.as_ref().is_none_or(|reached| *reached.borrow());
-        is_reached && !self.closing.is_cancelled() && self.spawner.is_alive()
-    }
-
-    /// The same, while that is true too.
-    pub(crate) fn and(self, reached: watch::Receiver<bool>) -> Self {
-        Self { reached: Some(reached), ..self }
-    }
-}
-
 /// What all connections share.
 #[derive(Debug)]
 pub(crate) struct Core {
@@ -96,6 +76,7 @@ pub(crate) struct Core {
     pub(crate) outbound: Outbound,
     pub(crate) room: Room,
     spawner: Spawner,
+    looks: Looks,
     work: mpsc::Sender<Work>,
 }
 
@@ -164,17 +145,22 @@ impl Gateway {
             reason: error.to_string(),
         };
         let metrics = Arc::new(Metrics::new());
+        let bounds = descriptors::raise(config.bounds);
         let (audit, audit_task) = config.audit.as_ref().map(|file| Audit::open(file, &started(&config))).transpose()?.unzip();
-        let present = metrics.helper("spawner");
-        let started = Spawner::start(&config.paths.executable, config.session_limits, present).await;
+        // Before the first confined process.
+        let private = Private::prepare(&config);
+        let (executable, session_limits, records) = (&config.paths.executable, config.session_limits, private.records.clone());
+        let started = Spawner::start(executable, session_limits, bounds, records, Arc::clone(&metrics)).await;
         let (spawner, spawner_task) = started.map_err(failed)?;
         if let Err(error) = can_hold(&config.session_limits, spawner.cgroups()) {
             spawner_task.stop().await;
             return Err(error);
         }
         let (pool, pool_task) = Pool::start(spawner.clone(), Arc::clone(&metrics));
+        let (looks, looking) = Looks::new(spawner.clone());
         let (work, queue) = mpsc::channel(QUEUE);
-        let tokens = config.token_places().iter().filter_map(|place| AbsolutePath::new(place).ok()).collect();
+        let hidden = config.token_places().into_iter().chain(private.places);
+        let tokens = hidden.filter_map(|place| AbsolutePath::new(place).ok()).collect();
         let core = Arc::new(Core {
             machine: Machine::here(config.variable("TMPDIR")),
             ceiling: Ceiling::new(config.ceiling.clone(), tokens),
@@ -188,6 +174,7 @@ impl Gateway {
             connections: AtomicU64::new(0),
             outbound: Outbound::new(&config),
             spawner,
+            looks,
             work,
             config,
         });
@@ -197,6 +184,7 @@ impl Gateway {
         let owner = own(Arc::clone(&core), queue, closing.clone(), idled.clone());
         let owner = tokio::spawn(async move {
             let pool_task = tokio::spawn(pool_task);
+            let looking = tokio::spawn(looking);
             let audit_task = audit_task.map(tokio::spawn);
             owner.await;
             #[cfg(feature = "otlp")]
@@ -204,6 +192,9 @@ impl Gateway {
             pool.stop().await;
             drop(pool);
             let _panicked = pool_task.await;
+            // A listener may hold its handle for a moment longer; it lets in nobody any more.
+            looking.abort();
+            let _aborted = looking.await;
             if tokio::time::timeout(SPAWNER_DRAIN, spawner_task.stop()).await.is_err() {
                 tracing::error!("the spawner did not end in time");
             }
@@ -232,7 +223,7 @@ impl Gateway {
         !self.closing.is_cancelled() && !self.owner.is_finished()
     }
 
-    /// Says whether clients can be served: not when it closes, nor when its spawner was lost.
+    /// Says whether clients can be served: not when it closes, nor while its spawner is being replaced.
     #[must_use]
     pub fn readiness(&self) -> Readiness {
         Readiness { closing: self.closing.clone(), spawner: self.core.spawner.clone(), reached: None }
@@ -262,7 +253,7 @@ impl Gateway {
 
     /// Tells the clients of a listener from what this gateway started itself.
     pub(crate) fn peers(&self, local: Option<SocketAddr>) -> Peers {
-        Peers::new(local, self.core.spawner.clone())
+        Peers::new(local, self.core.spawner.clone(), self.core.looks.clone())
     }
 
     /// What can be enforced here, and what not and why.

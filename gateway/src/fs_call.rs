@@ -12,10 +12,12 @@ use portcullis_protocol::fs::{
     CanonicalizeResult, DirectoryEntryResult, Empty, MetadataResult, ReadDirectoryResult, WalkEntryResult, WalkErrorResult,
     WalkKind, WalkOptions, WalkResult,
 };
-use portcullis_protocol::helper::{FsDone, FsError, FsOperation, INLINE_PAYLOAD, WalkBounds};
+use portcullis_protocol::helper::{FsDone, FsError, FsOperation, INLINE_PAYLOAD, OpenMode, WalkBounds};
 use portcullis_protocol::method::Call;
 use portcullis_protocol::path::{AbsolutePath, WirePath};
 use portcullis_protocol::rpc::{self, Id, RpcError, code};
+use portcullis_sandbox::kernel_files::{check_handed_over, check_local};
+use portcullis_sandbox::policy::Files;
 use rustix::fs::{MemfdFlags, memfd_create};
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -156,7 +158,7 @@ impl FsCall {
             let request = Request { operation: operation.clone(), content: content.clone() };
             turn = match worker.call(request, turn, core.config.fs_deadline).await {
                 Ok(Answer { outcome: Err(FsError::Stale), turn }) => turn,
-                Ok(Answer { outcome: Ok(done), .. }) => return Ok(done),
+                Ok(Answer { outcome: Ok(done), .. }) => return received(&attempt, &operation, policy, done),
                 Ok(Answer { outcome: Err(error), .. }) => return Err(reply::fs_error(&attempt, &error)),
                 Err((WorkerError::Gone, Some(turn))) => turn,
                 Err((error, _turn)) => return Err(reply::worker_error(&attempt, &error)),
@@ -164,6 +166,18 @@ impl FsCall {
         }
         Err(reply::internal(format!("{attempt}: a root of the policy is replaced again and again; nothing was done")))
     }
+}
+
+/// What a worker sent. Of a confined one the gateway reads no descriptor whose reads the kernel would judge by the gateway's rights.
+fn received(attempt: &str, operation: &FsOperation, policy: Option<&Named>, done: Done) -> Result<Done, RpcError> {
+    let is_confined = policy.is_some_and(|named| named.policy.files != Files::Unrestricted);
+    let (FsDone::Descriptor { .. }, Some(file), true) = (&done.done, &done.descriptor, is_confined) else { return Ok(done) };
+    let checked = match operation {
+        FsOperation::Open { mode: OpenMode::Replace, .. } => check_local(file),
+        _read => check_handed_over(file),
+    };
+    let refused = |problem| reply::internal(format!("{attempt}: the worker handed over what it must not: {problem}"));
+    checked.map_err(refused).map(|()| done)
 }
 
 /// Whether an operation id is one.

@@ -16,6 +16,7 @@ mod caller;
 mod config;
 mod connection;
 mod core;
+mod descriptors;
 mod environment;
 mod fs_call;
 mod handles;
@@ -23,6 +24,7 @@ mod handshake;
 mod helper;
 mod http;
 mod ids;
+mod limit_error;
 mod limits;
 mod link;
 mod listen;
@@ -31,7 +33,9 @@ mod metrics;
 mod otlp;
 mod peer;
 mod policies;
+mod private;
 mod process;
+mod readiness;
 mod registry;
 mod remote;
 mod reply;
@@ -45,7 +49,7 @@ pub use crate::audit::{AuditError, AuditFault, AuditFile, Verified, verify_audit
 pub use crate::budget::Charge;
 pub use crate::caller::Transport;
 pub use crate::config::{Config, ExecServerRuntimePaths, ProcessTimes};
-pub use crate::core::{Gateway, Readiness, StartError};
+pub use crate::core::{Gateway, StartError};
 pub use crate::http::{EgressRule, EgressRuleError};
 pub use crate::limits::{LIMITS, Limit, LimitError, Unit};
 pub use crate::link::{ConnectionEnded, Inlet, Link, LinkEnd, Outgoing};
@@ -53,4 +57,5 @@ pub use crate::listen::{
     Credential, DEFAULT_LISTEN_URL, ExecServerListenUrlParseError, ListenError, ListenUrl, SecretTooShort, SignError,
     SignedBearer, Tls, TlsError, run_main, serve, token_path,
 };
+pub use crate::readiness::Readiness;
 pub use crate::remote::{RemoteEnvironmentConfig, RemoteError, run_forward, run_remote_environment};

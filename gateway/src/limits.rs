@@ -2,6 +2,7 @@
 //! the server says of itself all come from it.
 
 use crate::config::Config;
+pub use crate::limit_error::LimitError;
 use std::num::NonZeroU64;
 use std::time::Duration;
 
@@ -48,26 +49,6 @@ impl Unit {
             Self::Milliseconds => "MS",
         }
     }
-}
-
-/// Why a value is refused.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum LimitError {
-    /// Not a number, a fraction, negative, or beyond all measure.
-    #[error("`{0}` is no whole number of {1} from 0 to 18446744073709551615")]
-    NotWhole(String, &'static str),
-    /// Too small or too large.
-    #[error("{value} is not between {least} and {most}{or_zero}")]
-    OutOfBounds {
-        /// What was given.
-        value: u64,
-        /// The smallest.
-        least: u64,
-        /// The largest.
-        most: u64,
-        /// Also 0, if that means something.
-        or_zero: String,
-    },
 }
 
 impl Limit {
@@ -297,9 +278,9 @@ pub const LIMITS: &[Limit] = &[
         least: 1,
         most: 4 << 20,
         zero: Some("no limit"),
-        about: "The most tasks of each start, which are processes and threads; see `limits.processes` below",
-        get: |config| of(config.process_limits.processes),
-        set: |config, value| config.process_limits.processes = NonZeroU64::new(value),
+        about: "The most tasks of each start, which are processes and threads; see `limits.processes` below, and for the default \"Bounds by default\"",
+        get: |config| of(config.process_limits.processes.or(config.bounds.start_tasks)),
+        set: set_tasks,
     },
     Limit {
         name: "process-memory-bytes",
@@ -372,6 +353,26 @@ pub const LIMITS: &[Limit] = &[
         set: |config, value| config.process_times.drain_ms = NonZeroU64::new(value),
     },
     Limit {
+        name: "all-tasks",
+        unit: Unit::Count,
+        least: 1,
+        most: 4 << 20,
+        zero: Some("no limit"),
+        about: "Tasks of everything that the server started together; held where cgroups can be made",
+        get: |config| of(config.bounds.all_tasks),
+        set: |config, value| config.bounds.all_tasks = NonZeroU64::new(value),
+    },
+    Limit {
+        name: "memory-percent",
+        unit: Unit::Count,
+        least: 1,
+        most: 100,
+        zero: Some("no limit"),
+        about: "Memory of everything that the server started together, in percent of the machine's or of the server's own cgroup; held where cgroups can be made",
+        get: |config| of(config.bounds.memory_percent),
+        set: |config, value| config.bounds.memory_percent = NonZeroU64::new(value),
+    },
+    Limit {
         name: "session-tasks",
         unit: Unit::Count,
         least: 1,
@@ -392,6 +393,12 @@ pub const LIMITS: &[Limit] = &[
         set: |config, value| config.session_limits.memory_bytes = NonZeroU64::new(value),
     },
 ];
+
+/// What the operator says is held or refused; the default gives way to it.
+fn set_tasks(config: &mut Config, value: u64) {
+    config.bounds.start_tasks = None;
+    config.process_limits.processes = NonZeroU64::new(value);
+}
 
 fn of(limit: Option<NonZeroU64>) -> u64 {
     limit.map_or(0, NonZeroU64::get)

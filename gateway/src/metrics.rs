@@ -31,6 +31,7 @@ pub(crate) struct Metrics {
     processes_finished: Family<OfResult, Counter>,
     process_seconds: Family<OfResult, Histogram, Buckets>,
     helpers_active: Family<OfRole, Gauge>,
+    spawners_replaced: Counter,
     bytes: Family<OfDirection, Counter>,
     denials: Family<OfLayer, Counter>,
     sessions_active: Gauge,
@@ -185,6 +186,7 @@ impl Metrics {
             processes_finished: Family::default(),
             process_seconds,
             helpers_active: Family::default(),
+            spawners_replaced: Counter::default(),
             bytes: Family::default(),
             denials: Family::default(),
             sessions_active: Gauge::default(),
@@ -211,6 +213,8 @@ impl Metrics {
         let text = "From a process's start to its end";
         registry.register_with_unit("process_duration", text, Unit::Seconds, self.process_seconds.clone());
         registry.register("helpers_active", "Helpers that run", self.helpers_active.clone());
+        let text = "Spawners that died and were replaced";
+        registry.register("spawners_replaced", text, self.spawners_replaced.clone());
         registry.register("bytes", "Bytes of messages", self.bytes.clone());
         registry.register("denials", "What layers of sandboxes were seen to refuse", self.denials.clone());
         registry.register("sessions_active", "Sessions that live", self.sessions_active.clone());
@@ -261,6 +265,10 @@ impl Metrics {
     /// Helpers are `worker`s or the `spawner`.
     pub(crate) fn helper(&self, role: &'static str) -> Present {
         Present::new(self.helpers_active.get_or_create_owned(&OfRole { role }))
+    }
+
+    pub(crate) fn spawner_replaced(&self) {
+        self.spawners_replaced.inc();
     }
 
     pub(crate) fn message(&self, direction: Direction, bytes: usize) {

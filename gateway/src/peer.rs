@@ -2,15 +2,18 @@
 //!
 //! A confined process that may use the network reaches the gateway at any address of this machine, and could ask it for
 //! anything without a sandbox. So once such a process was started, the kernel is asked whose socket the other end of a
-//! connection is, and only that of a process outside of the gateway's own descendants is served. Whatever cannot be told is
+//! connection is, and only one that no process among the gateway's own descendants holds is served. Whatever cannot be told is
 //! refused: a socket that nobody holds any more, one on its way between two processes, one whose holder cannot be looked at.
 //! Only what comes from an address that is not of this machine is nobody's here. Over a unix socket it is asked of everybody.
 
 mod diag;
 mod holder;
 mod unix;
+mod walk;
 
 use self::diag::Socket;
+use self::walk::Held;
+pub(crate) use self::walk::Looks;
 use crate::blocking::Blocking;
 use crate::helper::spawner::Spawner;
 use std::fmt;
@@ -18,6 +21,7 @@ use std::io;
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use tokio::time::timeout;
 
 /// Tells those who may be served from the gateway's own descendants. Clones share everything.
 #[derive(Debug, Clone)]
@@ -27,6 +31,7 @@ pub(crate) struct Peers {
     spawner: Spawner,
     /// Its few threads are also the bound of what many connections at once can cost.
     blocking: Blocking,
+    looks: Looks,
     has_warned: Arc<AtomicBool>,
 }
 
@@ -76,8 +81,8 @@ pub(crate) enum PeerError {
 
 impl Peers {
     /// For connections to a listener on this address, which may stand for every address of this machine; none: to a unix socket.
-    pub(crate) fn new(listener: Option<SocketAddr>, spawner: Spawner) -> Self {
-        Self { listener, spawner, blocking: Blocking::new(), has_warned: Arc::default() }
+    pub(crate) fn new(listener: Option<SocketAddr>, spawner: Spawner, looks: Looks) -> Self {
+        Self { listener, spawner, blocking: Blocking::new(), looks, has_warned: Arc::default() }
     }
 
     /// Whether the kernel answers such questions here, by one about the listener itself. Blocks for a moment.
@@ -98,18 +103,7 @@ impl Peers {
         if matches!(ends, Ends::Tcp { .. }) && !self.spawner.has_dialers() {
             return Ok(());
         }
-        let spawner = self.spawner.pid();
-        let asked = ends.clone();
-        let told = self.blocking.run(move || match asked {
-            Ends::Tcp { peer, local } => tell(peer, local, spawner),
-            Ends::Unix { inode, uid, pid } => unix::tell(inode, uid, pid, spawner),
-        });
-        let told = told.await.unwrap_or_else(|lost| Err(PeerError::Unknown(lost.to_string())));
-        // After the question: descendants of a spawner that died are nobody's that could be named.
-        let told = told.and_then(|()| match self.spawner.is_alive() {
-            true => Ok(()),
-            false => Err(PeerError::Unknown("the spawner has ended".to_owned())),
-        });
+        let told = self.ask(ends).await;
         if let Err(error) = &told {
             // Once: who is refused may try without end, and shall not fill the log.
             if self.has_warned.swap(true, Ordering::Relaxed) {
@@ -120,9 +114,39 @@ impl Peers {
         }
         told
     }
+
+    async fn ask(&self, ends: &Ends) -> Result<(), PeerError> {
+        let (spawner, asked) = (self.spawner.clone(), ends.clone());
+        let untold: fn(String) -> PeerError = match ends {
+            Ends::Tcp { .. } => PeerError::Unknown,
+            Ends::Unix { .. } => PeerError::Nobody,
+        };
+        let asked = self.blocking.run(move || match asked {
+            Ends::Tcp { peer, local } => question(peer, local),
+            Ends::Unix { inode, uid, pid } => unix::question(inode, uid, pid, || spawner.ancestors()),
+        });
+        match timeout(walk::DEADLINE, asked).await {
+            Ok(Ok(asked)) => match asked? {
+                Some(inode) => judge(self.looks.holder(inode).await.map_err(|error| untold(error.to_string()))?, untold),
+                None => Ok(()),
+            },
+            Ok(Err(lost)) => Err(untold(lost.to_string())),
+            Err(_elapsed) => Err(untold(format!("the kernel did not tell within {} s", walk::DEADLINE.as_secs()))),
+        }
+    }
 }
 
-fn tell(peer: SocketAddr, local: SocketAddr, spawner: u32) -> Result<(), PeerError> {
+/// What follows from who holds the other end.
+fn judge(held: Held, untold: fn(String) -> PeerError) -> Result<(), PeerError> {
+    match held {
+        Held::ByOthers => Ok(()),
+        Held::ByDescendant(pid) => Err(PeerError::Descendant(pid)),
+        Held::ByNobody => Err(untold("no process that can be looked at holds its other end".to_owned())),
+    }
+}
+
+/// Whether a connection may be served, or the number of the socket whose holders have to be known for that.
+fn question(peer: SocketAddr, local: SocketAddr) -> Result<Option<u32>, PeerError> {
     // A listener on all addresses of both families writes those of IPv4 in the form of IPv6, and the other end does not.
     let [peer, local] = [peer, local].map(|mut address| {
         address.set_ip(address.ip().to_canonical());
@@ -130,7 +154,7 @@ fn tell(peer: SocketAddr, local: SocketAddr, spawner: u32) -> Result<(), PeerErr
     });
     let unknown = |text: &'static str| move |error: io::Error| PeerError::Unknown(format!("{text}: {error}"));
     if !is_of_this_machine(peer) {
-        return Ok(());
+        return Ok(None);
     }
     let socket = diag::socket(peer, local).map_err(unknown("sock_diag"))?;
     // One that is closing already may have left its request behind. It belongs to nobody, and some kernels say it is root's.
@@ -140,13 +164,9 @@ fn tell(peer: SocketAddr, local: SocketAddr, spawner: u32) -> Result<(), PeerErr
     // Confined processes have no capability and never gain one, so their sockets are of the gateway's own user.
     let own = [rustix::process::getuid(), rustix::process::geteuid()];
     if !own.iter().any(|uid| uid.as_raw() == socket.uid) {
-        return Ok(());
+        return Ok(None);
     }
-    let holder = holder::of(socket.inode).map_err(unknown("/proc"))?;
-    let Some(holder) = holder else {
-        return Err(PeerError::Unknown("no process that can be looked at holds its other end".to_owned()));
-    };
-    if holder.descends_from(spawner) { Err(PeerError::Descendant(holder.pid())) } else { Ok(()) }
+    Ok(Some(socket.inode))
 }
 
 /// Whether an address is one of this machine's, which is what may be bound. Any other answer than that it is not counts as yes:
@@ -164,9 +184,43 @@ fn is_of_this_machine(mut address: SocketAddr) -> bool {
 mod tests {
     use super::*;
     use std::net::{TcpListener, TcpStream};
+    use std::os::fd::OwnedFd;
 
     /// No process: nobody descends from it.
     const NOBODY: u32 = u32::MAX;
+
+    /// The whole way of a question without the task.
+    pub(super) fn told(inode: Option<u32>, spawner: u32, untold: fn(String) -> PeerError) -> Result<(), PeerError> {
+        let Some(inode) = inode else { return Ok(()) };
+        let until = std::time::Instant::now() + walk::DEADLINE;
+        let found = walk::look(&[inode], || vec![spawner], until).map_err(|error| untold(error.to_string()))?;
+        judge(found.get(&inode).cloned().unwrap_or(Held::ByNobody), untold)
+    }
+
+    fn tell(peer: SocketAddr, local: SocketAddr, spawner: u32) -> Result<(), PeerError> {
+        told(question(peer, local)?, spawner, PeerError::Unknown)
+    }
+
+    #[test]
+    fn one_holder_that_was_started_here_is_enough_to_refuse() {
+        let (listener, client, _server) = connected();
+        let (local, peer) = (listener.local_addr().unwrap(), client.local_addr().unwrap());
+        // Another process holds it too, which began later and descends from this one as well.
+        let mut child = std::process::Command::new("/bin/cat")
+            .stdin(std::process::Stdio::piped())
+            .stdout(OwnedFd::from(client.try_clone().unwrap()))
+            .spawn()
+            .unwrap();
+        tell(peer, local, NOBODY).unwrap();
+        let inode = question(peer, local).unwrap().unwrap();
+        let until = std::time::Instant::now() + walk::DEADLINE;
+        // The child is the descendant and this process is not, whichever is met first.
+        let found = walk::look(&[inode], || vec![child.id()], until).unwrap();
+        assert_eq!(found.get(&inode), Some(&Held::ByDescendant(child.id())));
+        assert!(matches!(walk::look(&[inode], Vec::new, std::time::Instant::now()), Err(walk::Untold::Late)));
+        drop(child.stdin.take());
+        child.wait().unwrap();
+    }
 
     fn connected() -> (TcpListener, TcpStream, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -232,7 +286,8 @@ mod tests {
         let mut tasks = tokio::task::JoinSet::new();
         let (spawner, _sender, _receiver) = crate::helper::spawner::fake::scripted(&mut tasks);
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let peers = Peers::new(listener.local_addr().ok(), spawner);
+        let (looks, _never_asked) = Looks::new(spawner.clone());
+        let peers = Peers::new(listener.local_addr().ok(), spawner, looks);
         assert_eq!(peers.can_be_told(), Ok(()));
         // Nothing confined was started: nobody is asked about, not even about who cannot be there.
         let ends = Ends::Tcp { peer: "127.0.0.1:1".parse().unwrap(), local: listener.local_addr().unwrap() };

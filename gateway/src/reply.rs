@@ -18,7 +18,7 @@ pub(crate) fn fs_error(attempt: &str, error: &FsError) -> RpcError {
         FsError::Os(errno) | FsError::Denied(errno, _) | FsError::Partial { errno, .. } => os_code(*errno),
         FsError::NotAFile(_) | FsError::TooLarge(_) | FsError::Link => code::INVALID_REQUEST,
         FsError::Unsupported(_) => code::INVALID_REQUEST,
-        FsError::RecursiveNoFollow | FsError::Stale => code::INTERNAL,
+        FsError::RecursiveNoFollow | FsError::Stale | FsError::InFlight(_) => code::INTERNAL,
     };
     let answer = RpcError::new(number, format!("{attempt}: {error}"));
     match error {

@@ -5,9 +5,12 @@
 //! version 1, each controller by itself. What a killed spawner left behind goes with the next one's start.
 
 mod base;
+mod bound;
+
+pub(crate) use self::base::remove_of;
 
 use portcullis_protocol::helper::{CgroupLayer, errno_text};
-use portcullis_protocol::limit::{LimitReached, ProcessLimits, Scope, SessionLimits};
+use portcullis_protocol::limit::{DefaultBounds, LimitReached, ProcessLimits, Scope, SessionLimits};
 use std::collections::{BTreeSet, HashMap};
 use std::fs::{self, OpenOptions};
 use std::io;
@@ -31,6 +34,16 @@ impl Controller {
     }
 }
 
+impl Controller {
+    /// What holds its limit, in version 2 and in version 1.
+    fn files(self) -> [&'static str; 2] {
+        match self {
+            Self::Pids => ["pids.max"; 2],
+            Self::Memory => ["memory.max", "memory.limit_in_bytes"],
+        }
+    }
+}
+
 /// A directory below which the groups of one controller are made.
 #[derive(Debug, Clone)]
 struct Base {
@@ -46,6 +59,8 @@ pub(crate) struct Groups {
     pids: Result<Base, String>,
     memory: Result<Base, String>,
     of_sessions: SessionLimits,
+    /// What holds without being asked for.
+    pub(crate) bounds: DefaultBounds,
     /// The sessions that have groups, by number.
     sessions: HashMap<String, u64>,
     next_session: u64,
@@ -71,9 +86,10 @@ pub(crate) struct GroupError {
 
 impl Groups {
     /// Looks for places, and makes them.
-    pub(crate) fn find(of_sessions: SessionLimits) -> Self {
+    pub(crate) fn find(of_sessions: SessionLimits, bounds: DefaultBounds) -> Self {
         let [pids, memory] = base::find();
-        Self { pids, memory, of_sessions, sessions: HashMap::new(), next_session: 0, retired: Vec::new() }
+        bound::enter([&pids, &memory].map(|base| base.as_ref().ok()), &bounds);
+        Self { pids, memory, of_sessions, bounds, sessions: HashMap::new(), next_session: 0, retired: Vec::new() }
     }
 
     /// What can be had here.

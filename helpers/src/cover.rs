@@ -149,8 +149,9 @@ impl Covers {
     fn look(&mut self) -> Option<PathBuf> {
         let told = self.told_of();
         if std::mem::take(&mut self.is_new) {
-            // They were watched before.
-            return self.all.iter().find(|held| self.is_lost(held)).map(|held| held.path.clone());
+            // They were watched before. A process's are told of; two of them may cover one path, of which the upper one is seen.
+            let is_due = |held: &&Held| self.whose == Whose::Files || held.mount.is_none();
+            return self.all.iter().filter(is_due).find(|held| self.is_lost(held)).map(|held| held.path.clone());
         }
         let mut known = Known::new();
         for nth in told.into_iter().chain(self.untold.clone()) {

@@ -1,6 +1,6 @@
 //! Is this start a hidden one?
 
-use crate::{spawner, sys, worker};
+use crate::{sys, warden, worker};
 use portcullis_protocol::helper::{BUILD, CONTROL_DESCRIPTOR, EXIT_BY_HAND, HIDDEN_FLAG, Role};
 use rustix::net::sockopt::{socket_domain, socket_type};
 use rustix::net::{AddressFamily, SocketType};
@@ -24,7 +24,7 @@ pub fn dispatch() -> Option<ExitCode> {
         None => refuse("this is no role of its helpers"),
         Some(_) if build.as_deref() != Some(OsStr::new(BUILD)) => refuse("this helper is of another build than its starter"),
         Some(Role::Spawner) => match socket(0) {
-            Some(socket) => spawner::run(socket),
+            Some(socket) => warden::run(socket),
             None => refuse("its standard input is not the socket of a gateway"),
         },
         Some(Role::Worker) => match (socket(0), socket(CONTROL_DESCRIPTOR)) {

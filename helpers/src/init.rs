@@ -1,18 +1,20 @@
 //! The first process of a sandbox: it makes the view and the namespaces, starts the client's program, and stays as pid 1 of
 //! its pid namespace, so that with its end the kernel ends everything in it. It is the keeper of what is in the sandbox.
 
+use crate::closing;
 use crate::cover::Covers;
 use crate::dispatch::complain;
-use crate::frames::send_all;
-use crate::keeper::{EXIT_FAILED, Keeper, KeeperReport, leave_standard, tell};
+use crate::keeper::{EXIT_FAILED, Keeper, leave_standard, null};
 use crate::launch::{self, Order, failed};
+use crate::remover::Line;
 use crate::spare::{self, Ends};
 use crate::sys::{self, Fork};
 use crate::told::Told;
-use portcullis_protocol::helper::{Deframer, HEADER, MAX_BODY, Step, StepFailed, decode, encode, errno_text};
+use portcullis_protocol::helper::{Deframer, HEADER, MAX_BODY, Step, StepFailed, decode, encode};
 use portcullis_protocol::path::Bytes;
 use portcullis_sandbox::compiled::Compiled;
 use portcullis_sandbox::enforce::{self, Choices, EnforceError, Made, Own};
+use portcullis_sandbox::first;
 use portcullis_sandbox::mounts::{Found, Plan};
 use portcullis_sandbox::namespaces;
 use portcullis_sandbox::policy::Policy;
@@ -25,9 +27,7 @@ use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::os::unix::ffi::OsStrExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
 
 /// Makes the sandbox, starts the program and serves until the end of both, in the first process of new namespaces. `ids` are the
 /// effective user and group outside, if it is in a new user namespace too.
@@ -56,7 +56,7 @@ pub(crate) fn wait(way: &OwnedFd, ids: Option<(u32, u32)>) -> ! {
         }),
         Ok((Ok(()), Ok(None))) => sys::end(0),
         Ok((Err(failure), Ok(None))) => {
-            complain(format_args!("prepare a sandbox ahead: {}: {}", failure.attempt, errno_text(failure.errno)));
+            complain(format_args!("prepare a sandbox ahead: {failure}"));
             sys::end(EXIT_FAILED)
         }
         Ok((_, Err(error))) => {
@@ -80,9 +80,9 @@ fn begin(ids: Option<(u32, u32)>) -> Result<(), StepFailed> {
 }
 
 fn go(order: Order, ends: Ends, make: impl FnOnce() -> Result<Made, StepFailed>) -> ! {
-    let Ends { result, tether } = ends;
+    let Ends { result, tether, line } = ends;
     // A panic must not unwind into the spawner's frames, of which this process has a copy.
-    let ended = catch_unwind(AssertUnwindSafe(|| prepare(order, result.as_fd(), tether.as_fd(), make)));
+    let ended = catch_unwind(AssertUnwindSafe(|| prepare(order, result.as_fd(), tether.as_fd(), line, make)));
     let failure = match ended {
         Ok(Ok(keeper)) => {
             drop(result);
@@ -100,46 +100,64 @@ fn prepare(
     order: Order,
     result: BorrowedFd<'_>,
     tether: BorrowedFd<'_>,
+    line: Option<OwnedFd>,
     make: impl FnOnce() -> Result<Made, StepFailed>,
 ) -> Result<Keeper, StepFailed> {
-    let Order { tty, policy, command, descriptors, limits, .. } = order;
+    let Order { tty, policy, command, descriptors, limits, records, .. } = order;
     // From here on the numbers of the received descriptors are reused; their owners must not close them again.
     let descriptors: Vec<RawFd> = descriptors.into_iter().map(std::os::fd::IntoRawFd::into_raw_fd).collect();
     launch::place_standard(&descriptors, tty)?;
-    let kept: Vec<RawFd> = [result.as_raw_fd(), tether.as_raw_fd()].into_iter().chain(limits.descriptors()).collect();
-    launch::close_all_but(&kept)?;
+    let kept: Vec<RawFd> = [result.as_raw_fd(), tether.as_raw_fd()]
+        .into_iter()
+        .chain(line.as_ref().map(AsRawFd::as_raw_fd))
+        .chain(limits.descriptors())
+        .collect();
+    closing::close_all_but(&kept)?;
 
+    let null = null()?;
     let made = make()?;
     limits.bound_namespace()?;
 
-    // The policy's paths, as this mount namespace has them.
+    // The policy's paths, as this mount namespace has them, and as the process will be able to see them.
+    enforce::see_as_confined()?;
     let Some(Bytes(policy)) = policy else {
         return Err(failed(Step::Frame, "start: a sandbox without a policy", None));
     };
     let policy = Policy::decode(&policy).map_err(|error| failed(Step::Frame, &format!("decode the policy: {error}"), None))?;
     let roots = Roots::open(&policy)?;
-    let tables = launch::tables(&policy, &roots)?;
+    let mut tables = launch::tables(&policy, &roots)?;
 
     // What deny globs match and where `.git` files lead is for a confined process to say.
     let found = if survey::is_needed(&policy, &tables, &roots) { look(&policy, &tables, &roots)? } else { Vec::new() };
 
     // The view and the network.
     let terminal = tty.then(rustix::stdio::stdin);
-    let plan = Plan { tables: &tables, roots: &roots, found: &found, terminal };
-    let mut own = Own::make(&policy, plan, made, &mut |path| tell(tether, &KeeperReport::Point(bytes(path))))?;
+    let Some(line) = line.map(Line) else {
+        return Err(failed(Step::Frame, "start: a sandbox without a socket to the remover", None));
+    };
+    let records = records.and_then(|records| records.open().ok());
+    let plan = Plan { tables: &tables, roots: &roots, found: &found, terminal, records: records.as_ref() };
+    let mut own = Own::make(&policy, plan, made, &mut |path| line.name(path))?;
+    // It lies outside every view.
+    drop(records);
+    // What is told of changes is judged by what the view protects.
+    tables.protect(&found);
     let own_proc = own.view.own_proc;
     let points = std::mem::take(&mut own.view.points);
     let mut covers = Covers::watch(&own.view.covered, &own.view.awaited);
     if let Some(watch) = covers.descriptor() {
-        let frame = encode(&KeeperReport::Watch, b"", 1).map_err(|error| failed(Step::Frame, &error.to_string(), None))?;
-        let _gone = send_all(tether, &frame, Some(watch));
+        line.lend(watch);
     }
     if let Some(path) = covers.lost() {
         let attempt = format!("hold `{}`: it was replaced while the sandbox was made; start again", path.display());
         return Err(failed(Step::Enforce, &attempt, None));
     }
 
-    // The program is a child of this process, and confines itself.
+    // Nothing of the way here leads beneath the covers: neither the directory that this process began in, nor what it opened.
+    rustix::process::chdir("/").map_err(launch::machine("enter the root of the view"))?;
+
+    // The program is a child of this process, and confines itself. Its domain nests in this one.
+    first::before_launcher(&policy, &roots, &own, &tables)?;
     let pair = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None);
     let (incoming, outgoing) = pair.map_err(launch::machine("make a socket for what is told"))?;
     let signals = sys::child_events().map_err(|error| launch::system(Step::Machine, "watch children")(error))?;
@@ -156,10 +174,15 @@ fn prepare(
             result,
         }),
         Fork::Parent(program) => {
-            drop(outgoing);
-            leave_standard()?;
+            drop((outgoing, roots, limits));
+            leave_standard(null)?;
+            // What was opened of the machine is of no more use, and nothing of the client's was read by anybody yet.
+            let own = [result, tether, line.0.as_fd(), signals.as_fd(), incoming.as_fd()].into_iter().chain(covers.descriptor());
+            let kept: Vec<RawFd> = own.chain(points.iter().map(AsFd::as_fd)).map(|kept| kept.as_raw_fd()).collect();
+            closing::close_all_but(&kept)?;
+            first::for_good()?;
             let told = Told::new(incoming, tables, own_proc);
-            Ok(Keeper { told, points, covers, signals, program, has_program: true })
+            Ok(Keeper { told, points, line: Some(line), covers, signals, program, has_program: true })
         }
     }
 }
@@ -177,6 +200,7 @@ fn look(policy: &Policy, tables: &Compiled, roots: &Roots) -> Result<Vec<Found>,
     match sys::fork().map_err(launch::system(Step::Machine, "fork the survey"))? {
         Fork::Child => {
             let looked = catch_unwind(AssertUnwindSafe(|| {
+                closing::close_all_but(&[pen.as_raw_fd()])?;
                 enforce::reader()?;
                 survey::survey(policy, tables, roots).map_err(|error| failed(Step::Enforce, &error.to_string(), None))
             }));
@@ -206,10 +230,6 @@ fn look(policy: &Policy, tables: &Compiled, roots: &Roots) -> Result<Vec<Found>,
     }
 }
 
-fn bytes(path: &Path) -> Bytes {
-    Bytes(path.as_os_str().as_bytes().to_vec())
-}
-
 /// Tries namespaces, a view over the machine's tree and a network, in the first process of new namespaces. Whether `/proc` can be its own.
 pub(crate) fn try_all(ids: Option<(u32, u32)>) -> Result<bool, EnforceError> {
     if let Some((user, group)) = ids {
@@ -219,7 +239,7 @@ pub(crate) fn try_all(ids: Option<(u32, u32)>) -> Result<bool, EnforceError> {
     let roots = Roots::open(&policy)?;
     let tables = Compiled::new(&policy, |path| roots.resolve(path))
         .map_err(|error| EnforceError::Namespace { attempt: error.to_string(), errno: 0 })?;
-    let plan = Plan { tables: &tables, roots: &roots, found: &[], terminal: None };
+    let plan = Plan { tables: &tables, roots: &roots, found: &[], terminal: None, records: None };
     let made = Made { user: ids.is_some(), network: false };
     Own::make(&policy, plan, made, &mut |_| ()).map(|own| own.view.own_proc)
 }

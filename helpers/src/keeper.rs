@@ -4,24 +4,24 @@
 //! In a sandbox the keeper is its init, with whose end the kernel ends the rest. Elsewhere it is a child of the spawner that
 //! everybody below it comes to who loses its parent (`PR_SET_CHILD_SUBREAPER`), so that no daemon gets away from it.
 //!
-//! It is tied to the spawner by a socket, its **tether**. From it come signals to send, a byte each; it tells there which mount
-//! points it uses, and how the program ended. When the spawner is gone the tether closes, and everything ends. It stays for as
+//! It is tied to the spawner by a socket, its **tether**. From it come signals to send, a byte each; it tells there how the
+//! program ended. When the spawner is gone the tether closes, and everything ends. It stays for as
 //! long as anybody whom it keeps.
 
+use crate::closing;
 use crate::cover::Covers;
 use crate::frames::send_all;
 use crate::launch::{self, Order, failed};
+use crate::remover::Line;
 use crate::spare::Ends;
 use crate::sys::{self, Fork};
 use crate::told::Told;
 use crate::tree;
 use portcullis_protocol::denial::Denials;
 use portcullis_protocol::helper::{ExitStatus, Step, StepFailed, encode};
-use portcullis_protocol::path::Bytes;
-use portcullis_sandbox::mounts::{self, Point};
+use portcullis_sandbox::mounts::Point;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{DumpableBehavior, Pid, getpid, set_child_subreaper, set_dumpable_behavior};
 use serde::{Deserialize, Serialize};
 use std::cell::Cell;
@@ -35,10 +35,6 @@ pub(crate) const EXIT_FAILED: i32 = 127;
 /// What a keeper says on its tether.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum KeeperReport {
-    /// It is about to use a mount point there, which has to be removed from the machine when it is done with it.
-    Point(Bytes),
-    /// Another end of what tells of covers comes along. The kernel takes its time to close the last one: that shall not be init's.
-    Watch,
     /// The program ended. Others whom it keeps may live on.
     Ended {
         /// How.
@@ -56,6 +52,8 @@ pub(crate) enum KeeperReport {
 pub(crate) struct Keeper {
     pub(crate) told: Told,
     pub(crate) points: Vec<Point>,
+    /// The socket to the remover of the mount points, which tells of them.
+    pub(crate) line: Option<Line>,
     /// What must stay covered.
     pub(crate) covers: Covers,
     pub(crate) signals: OwnedFd,
@@ -66,7 +64,7 @@ pub(crate) struct Keeper {
 
 /// Starts a program that gets no namespaces, and serves until the end of everything that comes of it, in a child of the spawner.
 pub(crate) fn run(order: Order, ends: Ends) -> ! {
-    let Ends { result, tether } = ends;
+    let Ends { result, tether, line: _none } = ends;
     // A panic must not unwind into the spawner's frames, of which this process has a copy.
     let begun = catch_unwind(AssertUnwindSafe(|| begin(order, &result, tether.as_fd())));
     let failure = match begun {
@@ -97,10 +95,11 @@ fn begin(order: Order, result: &OwnedFd, tether: BorrowedFd<'_>) -> Result<Keepe
     // The gateway's socket and the program's pipes are not this process's: as long as it held them, they would not end.
     drop(order);
     let kept = [result.as_raw_fd(), tether.as_raw_fd(), signals.as_raw_fd()];
-    let left = launch::close_all_but(&kept).and_then(|()| leave_standard());
+    let left = closing::close_all_but(&kept).and_then(|()| leave_standard(null()?));
     let keeper = Keeper {
         told: Told::Silent(Denials::default()),
         points: Vec::new(),
+        line: None,
         covers: Covers::default(),
         signals,
         program,
@@ -115,16 +114,20 @@ fn begin(order: Order, result: &OwnedFd, tether: BorrowedFd<'_>) -> Result<Keepe
     }
 }
 
+/// What stands in for the program's descriptors in its keeper. To be opened before a view is made, which may deny it.
+pub(crate) fn null() -> Result<OwnedFd, StepFailed> {
+    let flags = rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC;
+    rustix::fs::open("/dev/null", flags, rustix::fs::Mode::empty()).map_err(launch::machine("open /dev/null"))
+}
+
 /// The program's pipes are the program's: as long as its keeper held them, they would not end with it.
-pub(crate) fn leave_standard() -> Result<(), StepFailed> {
-    let open = || -> rustix::io::Result<()> {
-        let flags = rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC;
-        let null = rustix::fs::open("/dev/null", flags, rustix::fs::Mode::empty())?;
+pub(crate) fn leave_standard(null: OwnedFd) -> Result<(), StepFailed> {
+    let place = || -> rustix::io::Result<()> {
         rustix::stdio::dup2_stdin(&null)?;
         rustix::stdio::dup2_stdout(&null)?;
         rustix::stdio::dup2_stderr(&null)
     };
-    open().map_err(launch::machine("let go of the program's descriptors"))
+    place().map_err(launch::machine("let go of the program's descriptors"))
 }
 
 impl Keeper {
@@ -146,7 +149,7 @@ impl Keeper {
                 }
                 Obeyed::Gone => {
                     self.end_everybody(None);
-                    return self.leave();
+                    return self.give_up();
                 }
             }
             if ready.covers
@@ -210,23 +213,16 @@ impl Keeper {
         }
     }
 
-    /// Removes the mount points: the spawner, who would otherwise, is gone.
-    fn leave(&mut self) {
-        for point in self.points.drain(..).rev() {
-            let path = point.path().to_owned();
-            // What covers it here comes off first, and then the lock.
-            if unmount(&path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW).is_ok() {
-                drop(point);
-                let _removed = mounts::remove(&path);
-            }
-        }
+    /// Gives up the mount points: nobody is left whom they hold anything from, so that they are removed while this process ends.
+    fn give_up(&mut self) {
+        self.points.clear();
+        self.line.take().into_iter().for_each(Line::let_go);
     }
 
     fn tell_end(&mut self, tether: BorrowedFd<'_>, status: ExitStatus, failure: Option<String>, is_alone: bool) {
         let denials = self.told.denials();
         if is_alone {
-            // Nobody is left whom they hold anything from, so the spawner removes them while this process ends.
-            self.points.clear();
+            self.give_up();
         }
         tell(tether, &KeeperReport::Ended { status, denials, failure, is_alone });
     }
@@ -288,7 +284,7 @@ impl Keeper {
                 tell(tether, &KeeperReport::Ended { status, denials: Denials::default(), failure: None, is_alone: false });
             }
         };
-        tree::end_all(&HashSet::from([self.program]), self.signals.as_fd(), ended, stuck);
+        tree::end_all(&HashSet::from([self.program]), self.signals.as_fd(), |_| false, ended, stuck);
         end.get()
     }
 }

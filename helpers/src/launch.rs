@@ -3,10 +3,13 @@
 //! It never runs the client's command before it is confined, and does not even decode it: program, arguments, environment
 //! and working directory are looked at by a process that can do no more than the program itself.
 
+use crate::closing::{self, Witness};
 use crate::dispatch::complain;
 use crate::frames::send_all;
 use crate::limit::Limits;
+use crate::program::Program;
 use crate::sys;
+use crate::walk::{Stop, walk};
 use portcullis_protocol::denial::{Denial, Layer, SuggestedEntry, Wanted};
 use portcullis_protocol::helper::{
     BUILD, CONTROL_DESCRIPTOR, Command, Enforced, HIDDEN_FLAG, Role, Step, StepFailed, decode, encode,
@@ -14,6 +17,7 @@ use portcullis_protocol::helper::{
 use portcullis_protocol::path::{AbsolutePath, Bytes};
 use portcullis_sandbox::compiled::Compiled;
 use portcullis_sandbox::enforce::{self, Choices, EnforceError, Own};
+use portcullis_sandbox::mounts::RecordsAt;
 use portcullis_sandbox::namespaces;
 use portcullis_sandbox::observe;
 use portcullis_sandbox::policy::{Access, Policy};
@@ -28,12 +32,6 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-
-/// Where the C library searches when the environment has no PATH.
-const DEFAULT_PATH: &[u8] = b"/bin:/usr/bin";
-
-/// What runs a file that has no `#!` line and is no program, as `execvp` does.
-const SHELL: &str = "/bin/sh";
 
 /// Status of a launcher that could not execute anything; nobody sees it, for the failure itself is reported.
 const EXIT_FAILED: i32 = 127;
@@ -50,6 +48,8 @@ pub(crate) struct Order {
     pub(crate) own_view: bool,
     /// And a network of its own.
     pub(crate) own_network: bool,
+    /// Where is noted what is made on the machine.
+    pub(crate) records: Option<RecordsAt>,
     pub(crate) limits: Limits,
     /// Standard input, output and error; with a tty the one terminal.
     #[serde(skip)]
@@ -88,8 +88,9 @@ pub(crate) fn process(order: Order, result: &OwnedFd, keeper: Pid) -> ! {
 enum Never {}
 
 fn steps(order: Order, result: BorrowedFd<'_>, keeper: Pid) -> Result<Never, StepFailed> {
+    let Order { descriptors, mut limits, tty, policy, allow_unprotected, command, .. } = order;
     // From here on the numbers of the received descriptors are reused; their owners must not close them again.
-    let descriptors: Vec<RawFd> = order.descriptors.into_iter().map(std::os::fd::IntoRawFd::into_raw_fd).collect();
+    let descriptors: Vec<RawFd> = descriptors.into_iter().map(std::os::fd::IntoRawFd::into_raw_fd).collect();
 
     // Die with the keeper. It has one thread, so this cannot fire because some thread of it ended.
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).map_err(machine("tie the process to its keeper"))?;
@@ -97,21 +98,24 @@ fn steps(order: Order, result: BorrowedFd<'_>, keeper: Pid) -> Result<Never, Ste
         return Err(failed(Step::Machine, "start: the keeper is gone", Some(Errno::SRCH)));
     }
 
-    order.limits.enter_groups()?;
+    limits.enter_groups()?;
+    limits.doors.clear();
 
     // Standard descriptors, and nothing else but the result pipe, which closes at execve.
-    place_standard(&descriptors, order.tty)?;
-    close_all_but(&[result.as_raw_fd()])?;
+    place_standard(&descriptors, tty)?;
+    closing::close_all_but(&[result.as_raw_fd()])?;
 
-    begin_session(order.tty)?;
+    begin_session(tty)?;
 
-    // Confinement, before anything of the command is decoded.
-    let choices = Choices { allow_unprotected: order.allow_unprotected, tty: order.tty };
-    let confined = order.policy.as_ref().map(|policy| confine(policy, choices)).transpose()?;
+    // Confinement, before anything of the command is decoded. What the policy was opened with is closed again.
+    let witness = Witness::open()?;
+    let choices = Choices { allow_unprotected, tty };
+    let confined = policy.as_ref().map(|policy| confine(policy, choices)).transpose()?;
     let (enforced, rules) = confined.map_or((Enforced::default(), None), |(enforced, rules)| (enforced, Some(rules)));
+    witness.close_all_but(&[result.as_raw_fd()])?;
 
     // Only now the client's words.
-    execute(&order.command, &order.limits, enforced, rules.as_ref(), result)
+    execute(&command, &limits, enforced, rules.as_ref(), result)
 }
 
 /// What a launcher inside a sandbox has to go on with.
@@ -143,15 +147,22 @@ pub(crate) fn inside(inside: &Inside<'_>) -> ! {
 fn steps_inside(inside: &Inside<'_>) -> Result<Never, StepFailed> {
     inside.limits.enter_groups()?;
     begin_session(inside.choices.tty)?;
+    let witness = Witness::open()?;
     let mut enforced = enforce::process(inside.policy, inside.roots, inside.tables, Some(inside.own), inside.choices)?;
 
-    // What is tried from now on is told to init, if this kernel can; nothing of the confinement depends on it.
-    if let Ok(listener) = observe::tell_of_changes() {
-        let frame = encode(&(), b"", 1).map_err(|error| failed(Step::Frame, &error.to_string(), None))?;
-        let sent = send_all(inside.outgoing, &frame, Some(listener.as_fd()));
-        sent.map_err(machine("hand the descriptor for what is told to init"))?;
-        enforced.observed = true;
+    // What is tried from now on is told to init, if this kernel can. Where it cannot, what init would allow is refused.
+    match observe::tell_of_changes() {
+        Ok(listener) => {
+            let frame = encode(&(), b"", 1).map_err(|error| failed(Step::Frame, &error.to_string(), None))?;
+            let sent = send_all(inside.outgoing, &frame, Some(listener.as_fd()));
+            sent.map_err(machine("hand the descriptor for what is told to init"))?;
+            enforced.observed = true;
+        }
+        Err(_cannot) => enforce::without_listener(inside.policy, &mut enforced)?,
     }
+
+    // Nothing of init's and none of the policy's roots: each would lead past the view. Only now the client's words.
+    witness.close_all_but(&[inside.result.as_raw_fd()])?;
     execute(inside.command, inside.limits, enforced, Some(inside.tables), inside.result)
 }
 
@@ -177,12 +188,8 @@ fn execute(
 ) -> Result<Never, StepFailed> {
     let command: Command =
         decode(&command.0).map_err(|error| failed(Step::Frame, &format!("decode the command: {error}"), None))?;
-    let program = Program::new(&command)?;
-    rustix::process::chdir(command.cwd.as_path()).map_err(|errno| {
-        let attempt = format!("change to directory `{}`", command.cwd);
-        let denial = rules.and_then(|rules| denial(rules, command.cwd.as_path()));
-        StepFailed { denial, ..failed(Step::Execute, &attempt, Some(errno)) }
-    })?;
+    let program = Program::new(&command, rules.is_some())?;
+    enter(&command.cwd, rules)?;
     limits.bound_process()?;
     report(result, &Report::AboutToExec(enforced));
     let failure = program.execute();
@@ -190,6 +197,29 @@ fn execute(
     let denial =
         rules.filter(|_| program.name.contains(&b'/')).and_then(|rules| denial(rules, &command.cwd.as_path().join(name)));
     Err(StepFailed { denial, ..failure })
+}
+
+/// Changes to the command's directory; under a policy to the one that was walked to, and through no magic link.
+fn enter(cwd: &AbsolutePath, rules: Option<&Compiled>) -> Result<(), StepFailed> {
+    let attempt = format!("change to directory `{cwd}`");
+    let entered = match rules {
+        None => rustix::process::chdir(cwd.as_path()).map_err(Stop::System),
+        Some(_) => walk(cwd.as_path().as_os_str().as_bytes())
+            .and_then(|reached| rustix::process::fchdir(reached.place()).map_err(Stop::System)),
+    };
+    entered.map_err(|stop| match stop {
+        Stop::System(errno) => {
+            let denial = rules.and_then(|rules| denial(rules, cwd.as_path()));
+            StepFailed { denial, ..failed(Step::Execute, &attempt, Some(errno)) }
+        }
+        Stop::Magic(link) => {
+            let text = format!(
+                "{attempt}: it is reached through `{}`, a magic link of procfs; name the directory by its real path",
+                link.display()
+            );
+            failed(Step::Enforce, &text, None)
+        }
+    })
 }
 
 /// What the policy has to do with a path that could not be used, if it has: a denied program looks like a missing one.
@@ -215,19 +245,6 @@ pub(crate) fn place_standard(descriptors: &[RawFd], tty: bool) -> Result<(), Ste
         sys::place(from, number).map_err(system(Step::Machine, "place the standard descriptors"))?;
     }
     Ok(())
-}
-
-/// Closes every descriptor but the standard ones and those named.
-pub(crate) fn close_all_but(kept: &[RawFd]) -> Result<(), StepFailed> {
-    let fail = || system(Step::Machine, "close the descriptors of the spawner");
-    let mut kept: Vec<u32> = kept.iter().filter_map(|number| u32::try_from(*number).ok()).collect();
-    kept.sort_unstable();
-    let mut from = 3;
-    for number in kept {
-        sys::close_range(from, number.saturating_sub(1)).map_err(fail())?;
-        from = number + 1;
-    }
-    sys::close_range(from, u32::MAX).map_err(fail())
 }
 
 fn confine(Bytes(policy): &Bytes, choices: Choices) -> Result<(Enforced, Compiled), StepFailed> {
@@ -308,78 +325,6 @@ fn has_ended(starter: &Starter) -> bool {
             let now = Timespec { tv_sec: 0, tv_nsec: 0 };
             !matches!(poll(&mut [PollFd::new(spawner, PollFlags::IN)], Some(&now)), Ok(0))
         }
-    }
-}
-
-/// A command line in the form that `execve` takes.
-struct Program {
-    name: Vec<u8>,
-    argv: Vec<CString>,
-    env: Vec<CString>,
-    search: Vec<u8>,
-}
-
-impl Program {
-    fn new(command: &Command) -> Result<Self, StepFailed> {
-        let name = match command.argv.first() {
-            Some(Bytes(name)) if !name.is_empty() => name.clone(),
-            _empty => return Err(failed(Step::Execute, "missing program", None)),
-        };
-        // The gateway refuses NUL bytes with the texts that clients know; this is the same check where it matters.
-        let text = |bytes: &[u8]| {
-            CString::new(bytes).map_err(|_nul| failed(Step::Execute, "nul byte found in provided data", Some(Errno::INVAL)))
-        };
-        let mut argv = command.argv.iter().map(|Bytes(argument)| text(argument)).collect::<Result<Vec<_>, _>>()?;
-        if let Some(Bytes(arg0)) = &command.arg0 {
-            argv[0] = text(arg0)?;
-        }
-        let pair = |(Bytes(name), Bytes(value)): &(Bytes, Bytes)| text(&[name, b"=".as_slice(), value].concat());
-        let env = command.env.iter().map(pair).collect::<Result<_, _>>()?;
-        let search = command.env.iter().find(|(Bytes(name), _)| name == b"PATH");
-        let search = search.map_or(DEFAULT_PATH, |(_, Bytes(value))| value).to_vec();
-        Ok(Self { name, argv, env, search })
-    }
-
-    /// Executes the program, found as `execvp` finds it. Returns only with a failure.
-    fn execute(&self) -> StepFailed {
-        if self.name.contains(&b'/') {
-            return self.failure(self.try_file(&self.name));
-        }
-        let mut denied = None;
-        for folder in self.search.split(|byte| *byte == b':') {
-            // An empty folder means the working directory.
-            let file = if folder.is_empty() { self.name.clone() } else { [folder, b"/", &self.name].concat() };
-            let error = self.try_file(&file);
-            match error.raw_os_error() {
-                // Not here; maybe in the next one.
-                Some(libc::ENOENT | libc::ENOTDIR | libc::ESTALE | libc::ENODEV | libc::ETIMEDOUT) => {}
-                // A later folder may have one that may be executed; if none does, this is the answer.
-                Some(libc::EACCES) => denied = Some(error),
-                _final => return self.failure(error),
-            }
-        }
-        self.failure(denied.unwrap_or_else(|| io::Error::from_raw_os_error(libc::ENOENT)))
-    }
-
-    fn try_file(&self, file: &[u8]) -> io::Error {
-        let Ok(path) = CString::new(file) else {
-            return io::Error::from_raw_os_error(libc::EINVAL);
-        };
-        let error = sys::execve(&path, &self.argv, &self.env);
-        if error.raw_os_error() != Some(libc::ENOEXEC) {
-            return error;
-        }
-        // A script without a `#!` line: the shell is to read it.
-        let Ok(shell) = CString::new(SHELL) else {
-            return error;
-        };
-        let argv: Vec<CString> = [shell.clone(), path].into_iter().chain(self.argv.iter().skip(1).cloned()).collect();
-        sys::execve(&shell, &argv, &self.env)
-    }
-
-    fn failure(&self, error: io::Error) -> StepFailed {
-        let name = Path::new(OsStr::from_bytes(&self.name)).display().to_string();
-        system(Step::Execute, &format!("start `{name}`"))(error)
     }
 }
 

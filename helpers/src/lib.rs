@@ -6,7 +6,8 @@
 //! other work:
 //!
 //! * the **spawner**, one single-threaded process, parent and subreaper of everything that is started. Its socket to the
-//!   gateway is its lifeline: when it closes, everything below the spawner is killed. For each process it forks a
+//!   gateway is its lifeline: when it closes, everything below the spawner is killed. Above it is a **warden**, which ends what a
+//!   killed spawner leaves. For each process it forks a
 //!   **keeper**, which in a sandbox is its init, and that a **launcher**, which confines itself, and only then decodes the
 //!   client's command and executes it. The keeper stays until nothing is left of what came of the process;
 //! * a **worker**, which carries out `fs/*` requests. It is confined before it reads the first one, and judges every path
@@ -16,6 +17,7 @@
 
 mod cgroup;
 mod children;
+mod closing;
 mod cover;
 mod dispatch;
 mod frames;
@@ -26,13 +28,17 @@ mod launch;
 mod limit;
 mod pending;
 mod probe;
+mod program;
 mod removal;
+mod remover;
 mod spare;
 mod spawner;
 mod sys;
 mod tether;
 mod told;
 mod tree;
+mod walk;
+mod warden;
 mod worker;
 
 pub use dispatch::dispatch;

@@ -21,6 +21,10 @@ const RESERVED_PIDS: u64 = 300;
 /// The kernel takes no more (`PID_MAX_LIMIT`).
 const MOST_PIDS: u64 = 4 << 20;
 
+/// The bounds of the descriptors of a program.
+const LEAST_DESCRIPTORS: u64 = 1024;
+const MOST_DESCRIPTORS: u64 = 65_536;
+
 /// What a process has to do to itself.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Limits {
@@ -29,6 +33,8 @@ pub(crate) struct Limits {
     pub(crate) doors: Vec<OwnedFd>,
     /// The tasks that its pid namespace may have beside the init.
     tasks: Option<u64>,
+    /// Nobody asked for that.
+    is_default: bool,
     /// The soft and the hard limit.
     rlimits: Vec<(Bounded, u64, u64)>,
 }
@@ -70,6 +76,14 @@ pub(crate) fn decide(
     is_init: bool,
 ) -> Result<Decided, StepFailed> {
     let mut decided = Decided { limits: Limits::default(), in_force: Vec::new(), group: None };
+    // Nobody asked for it, so that nothing is refused where it cannot be held.
+    if asked.processes.is_none()
+        && is_init
+        && let Some(most) = groups.bounds.start_tasks.map(NonZeroU64::get).filter(|most| can_bound_namespaces(*most))
+    {
+        decided.limits.tasks = Some(most);
+        decided.limits.is_default = true;
+    }
     let mut force =
         |limit: &str, value: u64, by: LimitBy| decided.in_force.push(LimitInForce { limit: limit.to_owned(), value, by });
     if let Some(most) = asked.processes.map(NonZeroU64::get) {
@@ -100,9 +114,18 @@ pub(crate) fn decide(
         let seconds = most.div_ceil(1000);
         decided.limits.rlimits.push((Bounded::Cpu, seconds, seconds.saturating_add(1)));
     }
-    if let Some(most) = asked.open_files.map(NonZeroU64::get) {
-        force("openFiles", most, LimitBy::Rlimit);
-        decided.limits.rlimits.push((Bounded::OpenFiles, most, most));
+    let most = most_descriptors(getrlimit(Resource::Nofile).maximum);
+    match asked.open_files.map(NonZeroU64::get) {
+        Some(asked) => {
+            let most = asked.min(most);
+            force("openFiles", most, LimitBy::Rlimit);
+            decided.limits.rlimits.push((Bounded::OpenFiles, most, most));
+        }
+        None => {
+            // Programs that use select(2) count on no more than the server was given.
+            let soft = groups.bounds.open_files.map_or(most, NonZeroU64::get).min(most);
+            decided.limits.rlimits.push((Bounded::OpenFiles, soft, most));
+        }
     }
     let not_there = |error: GroupError| StepFailed {
         errno: error.errno,
@@ -118,6 +141,13 @@ pub(crate) fn decide(
         }
     }
     Ok(decided)
+}
+
+/// The descriptors that a program may have: half of what the helpers may, so that those can always hand some on, whatever programs of
+/// the same user have on their way (unix(7), ETOOMANYREFS).
+fn most_descriptors(of_helpers: Option<u64>) -> u64 {
+    let all = of_helpers.unwrap_or(u64::MAX);
+    (all / 2).clamp(LEAST_DESCRIPTORS, MOST_DESCRIPTORS).min(all)
 }
 
 fn refused(groups: &Groups) -> StepFailed {
@@ -148,7 +178,11 @@ impl Limits {
         // So that the numbers below, which are given once, do not come on top.
         let begun = fs::write("/proc/sys/kernel/ns_last_pid", RESERVED_PIDS.to_string());
         let most = RESERVED_PIDS.saturating_add(tasks).min(MOST_PIDS);
-        begun.and_then(|()| fs::write("/proc/sys/kernel/pid_max", most.to_string())).map_err(|error| {
+        let bounded = begun.and_then(|()| fs::write("/proc/sys/kernel/pid_max", most.to_string()));
+        if self.is_default {
+            return Ok(());
+        }
+        bounded.map_err(|error| {
             let errno = error.raw_os_error().map(rustix::io::Errno::from_raw_os_error);
             let attempt = "hold `limits.processes`: write /proc/sys/kernel/pid_max of the pid namespace; mount /proc/sys writable, or \
                            give the server a cgroup";
@@ -227,6 +261,15 @@ mod tests {
             ("x", false),
         ] {
             assert_eq!(is_at_least(release, (6, 14)), expect, "{release}");
+        }
+    }
+
+    #[test]
+    fn a_program_has_half_of_the_descriptors_within_bounds() {
+        for (of_helpers, expect) in
+            [(None, 65_536), (Some(1 << 20), 65_536), (Some(20_000), 10_000), (Some(1500), 1024), (Some(512), 512)]
+        {
+            assert_eq!(most_descriptors(of_helpers), expect, "{of_helpers:?}");
         }
     }
 

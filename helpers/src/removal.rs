@@ -1,9 +1,11 @@
-//! Removing mount points from the machine, in a child of the spawner: on a file system that hangs it must not hold up everybody.
+//! Removing mount points from the machine, in a child of the remover: on a file system that hangs it must not hold up everybody.
 
-use crate::launch;
+use crate::closing;
+use crate::dispatch::complain;
+use crate::keeper::EXIT_FAILED;
+use crate::remover::Token;
 use crate::sys::{self, Fork};
-use crate::tether::Outcome;
-use portcullis_sandbox::mounts;
+use portcullis_sandbox::mounts::{self, RecordsAt};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::Pid;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -14,37 +16,42 @@ use std::time::Duration;
 const UNTIL_LAST: Duration = Duration::from_millis(100);
 
 /// What a child removes.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Removal {
     pub(crate) points: Vec<PathBuf>,
+    /// Everything that is recorded and not in use.
+    pub(crate) all_left: bool,
     /// Says when the names are gone, before the child ends, and ends without a word if somebody kills the child; none once it has.
     pub(crate) done: Option<OwnedFd>,
     /// The names are gone.
     pub(crate) is_done: bool,
     /// Children that were killed over it.
     pub(crate) killed: u32,
-    /// Whose end has not been told because of it; none if that is not known yet, or there is nobody.
-    pub(crate) then: Option<(u64, Outcome)>,
-    /// The keeper that used them, as long as it was not reaped.
-    pub(crate) keeper: Option<Pid>,
+    /// Which sandbox's end waits for it, until that is told.
+    pub(crate) token: Option<Token>,
 }
 
 impl Removal {
-    /// Removes `points` in a child, which then closes `watch` last of all: that takes the kernel some ten milliseconds. The child
-    /// has no [`Name`](crate::children::Name). Gives both back if there can be no child.
-    pub(crate) fn begin(
-        points: Vec<PathBuf>,
-        watch: Option<OwnedFd>,
-        keeper: Option<Pid>,
-    ) -> Result<(Pid, Self), (Vec<PathBuf>, Option<OwnedFd>)> {
-        let Ok((done, pen)) = pipe_with(PipeFlags::CLOEXEC) else { return Err((points, watch)) };
-        match sys::fork() {
-            Ok(Fork::Child) => {
-                // Above all the gateway's socket, of which this would be another end.
+    /// Removes in a child, which then closes `watch` last of all: that takes the kernel some ten milliseconds.
+    pub(crate) fn begin(self, records: Option<&RecordsAt>, watch: Option<OwnedFd>) -> std::io::Result<(Pid, Self)> {
+        let (done, pen) = pipe_with(PipeFlags::CLOEXEC)?;
+        match sys::fork()? {
+            Fork::Child => {
+                // Above all the sockets of inits, of which these would be other ends.
                 let kept: Vec<RawFd> = watch.iter().chain([&pen]).map(AsRawFd::as_raw_fd).collect();
-                let _open = launch::close_all_but(&kept);
+                if let Err(failure) = closing::close_all_but(&kept) {
+                    complain(format_args!("remove mount points: {failure}"));
+                    sys::end(EXIT_FAILED)
+                }
+                let records = records.and_then(|records| records.open().ok());
                 // To close what was removed takes the file system as long as to remove it.
-                let removed: Vec<_> = points.iter().rev().map(|point| mounts::remove(point)).collect();
+                let removed: Vec<_> = records
+                    .iter()
+                    .flat_map(|records| self.points.iter().rev().map(move |point| mounts::remove(point, records)))
+                    .collect();
+                if self.all_left {
+                    records.iter().for_each(mounts::remove_left);
+                }
                 let _gone = rustix::io::write(&pen, b"g");
                 if watch.is_some() {
                     std::thread::sleep(UNTIL_LAST);
@@ -52,8 +59,7 @@ impl Removal {
                 drop((removed, watch, pen));
                 sys::end(0)
             }
-            Ok(Fork::Parent(pid)) => Ok((pid, Self { points, done: Some(done), is_done: false, killed: 0, then: None, keeper })),
-            Err(_no_child) => Err((points, watch)),
+            Fork::Parent(pid) => Ok((pid, Self { done: Some(done), ..self })),
         }
     }
 

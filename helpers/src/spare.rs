@@ -5,8 +5,9 @@
 //! on which it waits for one order; then it takes a copy of the machine's mounts, as they are at that time, and is the init of
 //! what is ordered, as if it had been forked for it. None serves twice: whoever came second would find what the first left.
 
+use crate::closing;
 use crate::frames::ReceiveError;
-use crate::launch::{self, Order};
+use crate::launch::Order;
 use portcullis_protocol::helper::{HEADER, StepFailed, decode, encode};
 use rustix::io::Errno;
 use rustix::net::{
@@ -29,8 +30,8 @@ const IDLE: Duration = Duration::from_mins(1);
 /// Bytes of an order. A larger one goes to an init that is forked for it; a socket's buffer takes this whole.
 const MOST_BYTES: usize = 64 * 1024;
 
-/// Descriptors that a keeper is given: the result pipe and the tether.
-const ENDS: usize = 2;
+/// Descriptors that an init is given: the result pipe, the tether, and the socket to the remover.
+const ENDS: usize = 3;
 
 /// Descriptors of an order: those, three standard ones, and the doors of some groups.
 const MOST_DESCRIPTORS: usize = 16;
@@ -118,6 +119,8 @@ pub(crate) struct Ends {
     /// Where a launcher reports.
     pub(crate) result: OwnedFd,
     pub(crate) tether: OwnedFd,
+    /// An init's socket to the remover of mount points.
+    pub(crate) line: Option<OwnedFd>,
 }
 
 impl Spare {
@@ -125,7 +128,7 @@ impl Spare {
     pub(crate) fn hand(&self, bytes: &[u8], order: &Order, ends: &Ends) -> Result<(), Errno> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
         let mut control = SendAncillaryBuffer::new(&mut space);
-        let all = [&ends.result, &ends.tether].into_iter().chain(&order.descriptors).chain(&order.limits.doors);
+        let all = [&ends.result, &ends.tether].into_iter().chain(&ends.line).chain(&order.descriptors).chain(&order.limits.doors);
         let descriptors: Vec<BorrowedFd<'_>> = all.map(AsFd::as_fd).collect();
         if !control.push(SendAncillaryMessage::ScmRights(&descriptors)) {
             return Err(Errno::MSGSIZE);
@@ -137,7 +140,7 @@ impl Spare {
 
 /// Lets go of everything of the spawner's but the way to it.
 pub(crate) fn leave_spawner(way: &OwnedFd) -> Result<(), StepFailed> {
-    launch::close_all_but(&[way.as_raw_fd()])
+    closing::close_all_but(&[way.as_raw_fd()])
 }
 
 /// No order is taken any more but one that is there already.
@@ -171,10 +174,12 @@ pub(crate) fn wait(way: &OwnedFd) -> Result<Option<(Order, Ends)>, ReceiveError>
     }
     let mut order: Order = decode(bytes.get(HEADER..got.bytes).unwrap_or_default())?;
     let mut descriptors = descriptors.into_iter();
-    let (Some(result), Some(tether)) = (descriptors.next(), descriptors.next()) else { return Err(ReceiveError::Descriptors) };
+    let (Some(result), Some(tether), Some(line)) = (descriptors.next(), descriptors.next(), descriptors.next()) else {
+        return Err(ReceiveError::Descriptors);
+    };
     order.descriptors = descriptors.by_ref().take(order.standard()).collect();
     order.limits.doors = descriptors.collect();
-    Ok(Some((order, Ends { result, tether })))
+    Ok(Some((order, Ends { result, tether, line: Some(line) })))
 }
 
 #[cfg(test)]
@@ -233,21 +238,25 @@ mod tests {
             command: portcullis_protocol::path::Bytes(vec![7; command]),
             own_view: true,
             own_network: true,
+            records: None,
             limits: std::mem::take(&mut limits),
             descriptors: vec![pipe().1, pipe().1, pipe().1],
         };
         let ((ours, theirs), order, too_large) = (way().unwrap(), order(MOST_BYTES / 2), order(MOST_BYTES));
         assert!(written(&too_large).is_none());
-        let ((result, pen), (tether, other)) = (pipe(), pipe());
+        let ((result, pen), (tether, other), (line, third)) = (pipe(), pipe(), pipe());
         let bytes = written(&order).unwrap();
-        Spare { pid: rustix::process::getpid(), way: ours }.hand(&bytes, &order, &Ends { result: pen, tether: other }).unwrap();
+        Spare { pid: rustix::process::getpid(), way: ours }
+            .hand(&bytes, &order, &Ends { result: pen, tether: other, line: Some(third) })
+            .unwrap();
         drop(order);
         let (order, ends) = wait(&theirs).unwrap().unwrap();
         assert_eq!((order.command.0.len(), order.descriptors.len(), order.limits.doors.len()), (MOST_BYTES / 2, 3, 1));
         rustix::io::write(&ends.result, b"r").unwrap();
         rustix::io::write(&ends.tether, b"t").unwrap();
+        rustix::io::write(ends.line.unwrap(), b"l").unwrap();
         let mut byte = [0];
-        for (end, expect) in [(result, b"r"), (tether, b"t")] {
+        for (end, expect) in [(result, b"r"), (tether, b"t"), (line, b"l")] {
             rustix::io::read(&end, &mut byte[..]).unwrap();
             assert_eq!(&byte, expect);
         }

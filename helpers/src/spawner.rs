@@ -5,6 +5,7 @@
 //! time is a descriptor in one poll.
 
 mod end;
+mod removing;
 mod start;
 
 use crate::cgroup::Groups;
@@ -15,21 +16,24 @@ use crate::launch::{Order, failed};
 use crate::limit::Limits;
 use crate::pending::Launch;
 use crate::probe;
-use crate::removal::Removal;
 use crate::spare::Spares;
 use crate::sys;
-use crate::tether::{self, Tether};
+use crate::tether::Tether;
 use crate::tree;
 use portcullis_protocol::helper::{BUILD, ExitStatus, Frame, NamespaceLayer, SpawnerEvent, SpawnerRequest, Step, decode, encode};
+use portcullis_protocol::path::Bytes;
+use portcullis_sandbox::mounts::{self, RecordsAt};
+use removing::Removing;
 use rustix::event::epoll::{self, Event, EventData, EventFlags};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, getpid};
 use std::collections::{HashMap, VecDeque};
-use std::ffi::CString;
+use std::ffi::{CString, OsStr};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -51,14 +55,15 @@ pub(crate) fn run(socket: OwnedFd) -> ExitCode {
     if let Err(End::Failed(reason)) = spawner.serve() {
         complain(format_args!("{reason}; ending everything that was started"));
     }
-    tree::end_all(&spawner.children.all(), spawner.signals.as_fd(), |_, _| (), || ());
-    for tether in spawner.tethers.into_values() {
-        let (_nobody_to_tell, left) = tether.finish(ExitStatus::Signal(libc::SIGKILL));
-        tether::remove(&left.points);
-    }
+    // It ends by itself, once everybody else is dead and nothing is left.
+    let remover = spawner.removing.close();
+    let mut is_clean = true;
+    let ended = |pid, status| is_clean &= Some(pid) != remover || status == ExitStatus::Code(0);
+    tree::end_all(&spawner.children.all(), spawner.signals.as_fd(), |pid| Some(pid) == remover, ended, || ());
     spawner.groups.iter_mut().for_each(Groups::remove);
-    // Those that were about it were killed with the rest.
-    spawner.removals.values().for_each(|removal| tether::remove(&removal.points));
+    if !is_clean && let Some(records) = spawner.removing.records().and_then(|records| records.open().ok()) {
+        mounts::remove_left(&records);
+    }
     ExitCode::SUCCESS
 }
 
@@ -84,11 +89,10 @@ struct Spawner {
     tethers: HashMap<Pid, Tether>,
     /// Inits that wait for an order.
     spares: Spares,
-    /// An epoll of tethers and removals, with the process id as the data: thousands may be silent for days, and a poll would look
-    /// at each.
+    /// An epoll of tethers, with the process id as the data: thousands may be silent for days, and a poll would look at each.
     said: OwnedFd,
-    /// What children are removing, by their process ids.
-    removals: HashMap<Pid, Removal>,
+    /// Of mount points.
+    removing: Removing,
     me: Pid,
     /// Tried at the start.
     namespaces: NamespaceLayer,
@@ -122,7 +126,7 @@ impl Spawner {
             tethers: HashMap::new(),
             spares: Spares::default(),
             said: epoll::create(epoll::CreateFlags::CLOEXEC)?,
-            removals: HashMap::new(),
+            removing: Removing::default(),
             me: getpid(),
             namespaces: probe::namespaces(),
             groups: None,
@@ -149,10 +153,10 @@ impl Spawner {
             }
             self.conclude_launches();
             for pid in ready.said {
-                match self.removals.get_mut(&pid) {
-                    Some(_) => self.hear_removal(pid),
-                    None => self.listen(pid),
-                }
+                self.listen(pid);
+            }
+            if ready.remover {
+                self.hear_remover();
             }
             if ready.signals {
                 self.reap()?;
@@ -169,8 +173,14 @@ impl Spawner {
         let mut interest = PollFlags::IN;
         interest.set(PollFlags::OUT, !self.unsent.is_empty());
         let read = PollFlags::IN;
-        let mut polled =
-            vec![PollFd::new(&self.socket, interest), PollFd::new(&self.signals, read), PollFd::new(&self.said, read)];
+        // Without a remover a descriptor stands in for it of which nothing is asked.
+        let (remover, of_remover) = self.removing.socket().map_or((&self.said, PollFlags::empty()), |remover| (remover, read));
+        let mut polled = vec![
+            PollFd::new(&self.socket, interest),
+            PollFd::new(&self.signals, read),
+            PollFd::new(&self.said, read),
+            PollFd::new(remover, of_remover),
+        ];
         polled.extend(self.launches.iter().map(|launch| {
             // Once the end was seen, the pipe would be ready for ever; the launcher's exit is what is waited for then.
             PollFd::new(&launch.pipe, if launch.ended { PollFlags::empty() } else { read })
@@ -190,10 +200,10 @@ impl Spawner {
         }
         let ready: Vec<bool> = polled.iter().map(|polled| !polled.revents().is_empty()).collect();
         let said = if ready[2] { self.spoken()? } else { Vec::new() };
-        Ok(Some(Ready { socket: ready[0], signals: ready[1], launches: ready[3..].to_vec(), said }))
+        Ok(Some(Ready { socket: ready[0], signals: ready[1], remover: ready[3], launches: ready[4..].to_vec(), said }))
     }
 
-    /// Keepers that have said something or have closed their ends, and removals that are done.
+    /// Keepers that have said something or have closed their ends.
     fn spoken(&self) -> Result<Vec<Pid>, End> {
         let mut space = [MaybeUninit::<Event>::uninit(); 64];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -210,7 +220,7 @@ impl Spawner {
     /// Waits for a keeper from here on. One that cannot be heard is ended, and its end is told as any other.
     fn hear(&self, pid: Pid, tether: &Tether) {
         if let Some(socket) = tether.socket()
-            && let Err(errno) = epoll::add(&self.said, socket, data_of(pid), EventFlags::IN)
+            && let Err(errno) = epoll::modify(&self.said, socket, data_of(pid), EventFlags::IN)
         {
             complain(format_args!("wait for a keeper: {errno}; it is ended"));
             tether.end(pid);
@@ -241,8 +251,9 @@ impl Spawner {
             return Err(End::Failed("the gateway is of another build".to_owned()));
         }
         match request {
-            SpawnerRequest::Hello { session_limits, .. } => {
-                let groups = self.groups.get_or_insert_with(|| Groups::find(session_limits));
+            SpawnerRequest::Hello { session_limits, bounds, records, .. } => {
+                self.find_records(records);
+                let groups = self.groups.get_or_insert_with(|| Groups::find(session_limits, bounds));
                 let cgroups = groups.layer();
                 self.tell(&SpawnerEvent::Ready { namespaces: self.namespaces.clone(), cgroups });
             }
@@ -259,8 +270,19 @@ impl Spawner {
                 command,
             } => {
                 let limits = Limits::default();
-                let order =
-                    Order { session, tty, policy, own_view, own_network, allow_unprotected, limits, command, descriptors };
+                let records = self.removing.records();
+                let order = Order {
+                    session,
+                    tty,
+                    policy,
+                    own_view,
+                    own_network,
+                    allow_unprotected,
+                    limits,
+                    command,
+                    records,
+                    descriptors,
+                };
                 self.start(id, order, &asked);
             }
             SpawnerRequest::Signal { id, signal } => self.signal(id, signal),
@@ -280,6 +302,17 @@ impl Spawner {
         Ok(())
     }
 
+    /// Before the first sandbox, so that what was left by servers that are gone is removed.
+    fn find_records(&mut self, directory: Option<Bytes>) {
+        if matches!(self.namespaces, NamespaceLayer::Available { .. }) && self.groups.is_none() {
+            let records = directory.map(|Bytes(path)| RecordsAt::new(Path::new(OsStr::from_bytes(&path))));
+            self.removing = Removing::new(records);
+            if let Err(error) = self.engage_remover() {
+                complain(format_args!("fork the remover of mount points: {error}"));
+            }
+        }
+    }
+
     /// Takes what a keeper says, and passes on how its program ended.
     fn listen(&mut self, pid: Pid) {
         let Some(tether) = self.tethers.get_mut(&pid) else { return };
@@ -288,7 +321,6 @@ impl Spawner {
             // It would be ready for ever. It is out already if it closed before.
             let _out_already = epoll::delete(&self.said, &*tether);
         }
-        self.take_back(pid);
         let Some(end) = self.tethers.get_mut(&pid).and_then(Tether::take_end) else { return };
         // Started comes before Exited, however quick the program was.
         if let Some(at) = self.launches.iter().position(|launch| launch.pid == pid) {
@@ -384,6 +416,7 @@ fn data_of(pid: Pid) -> EventData {
 struct Ready {
     socket: bool,
     signals: bool,
+    remover: bool,
     launches: Vec<bool>,
     said: Vec<Pid>,
 }

@@ -88,6 +88,17 @@ pub(crate) fn close_range(first: u32, last: u32) -> io::Result<()> {
     check(c_int::try_from(unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) }).unwrap_or(-1))
 }
 
+/// The lowest open descriptor from `first` to below `end` that is not among `kept`.
+pub(crate) fn first_open(first: RawFd, end: RawFd, kept: &[RawFd]) -> io::Result<Option<RawFd>> {
+    let mut asked: Vec<libc::pollfd> =
+        (first..end).filter(|number| !kept.contains(number)).map(|fd| libc::pollfd { fd, events: 0, revents: 0 }).collect();
+    let count = libc::nfds_t::try_from(asked.len()).map_err(|_too_many| io::Error::from_raw_os_error(libc::EINVAL))?;
+    // SAFETY: poll(2) reads and writes `count` entries, which live for the call. Numbers that are not open are allowed: the kernel
+    // marks them with POLLNVAL, and looks at none of the others' memory.
+    check(unsafe { libc::poll(asked.as_mut_ptr(), count, 0) })?;
+    Ok(asked.iter().find(|asked| asked.revents & libc::POLLNVAL == 0).map(|asked| asked.fd))
+}
+
 /// Ignores the signals by which terminals and service managers end a whole group: the spawner ends with its socket.
 pub(crate) fn ignore_group_signals() {
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT, libc::SIGPIPE] {

@@ -3,21 +3,14 @@
 use crate::cgroup::Group;
 use crate::frames::{Inlet, Received, Wait, send};
 use crate::keeper::KeeperReport;
+use crate::remover::Token;
 use crate::sys;
 use portcullis_protocol::denial::Denials;
 use portcullis_protocol::helper::{ExitStatus, decode};
 use portcullis_protocol::limit::{LimitReached, ProcessLimits, Scope};
-use portcullis_protocol::path::Bytes;
-use portcullis_sandbox::mounts;
 use rustix::process::Pid;
-use std::ffi::OsString;
 use std::num::NonZeroU64;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::ffi::OsStringExt;
-use std::path::PathBuf;
-
-/// Bound of the mount points of one sandbox: each costs its init a descriptor, of which it has no more.
-const MOST_POINTS: usize = 1 << 16;
 
 /// Bytes that are asked of a tether at once. Reports are small, and there is a tether for every process.
 const READ: usize = 2048;
@@ -44,10 +37,8 @@ pub(crate) struct Tether {
     inlet: Inlet,
     /// Nothing more comes from it.
     closed: bool,
-    /// Keeps what tells of covers from being closed by an init.
-    watch: Option<OwnedFd>,
-    /// Mount points that have to be removed once it has let go of them, or ended.
-    points: Vec<PathBuf>,
+    /// An init's name for the remover, and the remover's end of the socket between them.
+    line: Option<(Token, OwnedFd)>,
     /// How the program ended, once the keeper has told, until it is taken.
     ended: Option<Outcome>,
     /// The keeper ends next, so that nothing is left when anybody hears of the end: no process, and nothing on the machine.
@@ -82,7 +73,14 @@ impl AsFd for Tether {
 }
 
 impl Tether {
-    pub(crate) fn new(socket: OwnedFd, session: String, kind: Kind, limits: ProcessLimits, group: Option<Group>) -> Self {
+    pub(crate) fn new(
+        socket: OwnedFd,
+        session: String,
+        line: Option<(Token, OwnedFd)>,
+        limits: ProcessLimits,
+        group: Option<Group>,
+    ) -> Self {
+        let kind = if line.is_some() { Kind::Init } else { Kind::Reaper };
         Self {
             session,
             kind,
@@ -91,8 +89,7 @@ impl Tether {
             socket,
             inlet: Inlet::reading(READ),
             closed: false,
-            watch: None,
-            points: Vec::new(),
+            line,
             ended: None,
             is_alone: false,
             told: false,
@@ -107,8 +104,8 @@ impl Tether {
     /// Takes what the keeper has said so far.
     pub(crate) fn read(&mut self) {
         while !self.closed {
-            let (frame, mut descriptors) = match self.inlet.next(self.socket.as_fd(), Wait::No) {
-                Ok(Received::Frame(frame, descriptors)) => (frame, descriptors),
+            let frame = match self.inlet.next(self.socket.as_fd(), Wait::No) {
+                Ok(Received::Frame(frame, _none)) => frame,
                 Ok(Received::Later) => return,
                 Ok(Received::End) | Err(_) => {
                     self.closed = true;
@@ -116,10 +113,6 @@ impl Tether {
                 }
             };
             match decode(&frame.body) {
-                Ok(KeeperReport::Point(Bytes(path))) if self.points.len() < MOST_POINTS => {
-                    self.points.push(PathBuf::from(OsString::from_vec(path)));
-                }
-                Ok(KeeperReport::Watch) => self.watch = descriptors.pop(),
                 Ok(KeeperReport::Ended { status, denials, failure, is_alone }) if !self.told => {
                     self.ended = self.ended.take().or(Some(Outcome { status, denials, failure, limits: Vec::new() }));
                     self.is_alone = is_alone;
@@ -143,9 +136,9 @@ impl Tether {
         self.ended.as_ref().and_then(|end| end.failure.clone())
     }
 
-    /// What the keeper has let go of, since it ends next.
-    pub(crate) fn let_go(&mut self) -> Option<(Vec<PathBuf>, Option<OwnedFd>)> {
-        (self.is_alone && !self.points.is_empty()).then(|| (std::mem::take(&mut self.points), self.watch.take()))
+    /// What the remover knows it by, and the remover's end of the socket between them.
+    pub(crate) fn line(&self) -> Option<&(Token, OwnedFd)> {
+        self.line.as_ref()
     }
 
     /// Has a signal sent to the program's group.
@@ -196,24 +189,15 @@ impl Tether {
         // Without a word from it, the program ended with it: an init takes it along, and what another leaves behind is ended.
         let outcome = self.ended.take().unwrap_or_else(|| Outcome::of(status));
         let outcome = (!self.told).then(|| self.with_limits(outcome));
-        (outcome, Leftovers { points: self.points, watch: self.watch, group: self.group })
+        (outcome, Leftovers { token: self.line.map(|(token, _)| token), group: self.group })
     }
 }
 
 /// What a keeper left.
 #[derive(Debug, Default)]
 pub(crate) struct Leftovers {
-    /// Mount points that have to be given back.
-    pub(crate) points: Vec<PathBuf>,
-    /// What told of covers, to be closed by somebody who has time.
-    pub(crate) watch: Option<OwnedFd>,
+    /// Mount points that the remover gives back.
+    pub(crate) token: Option<Token>,
     /// Where it was, to be removed.
     pub(crate) group: Option<Group>,
-}
-
-/// Removes mount points of which nobody else takes care.
-pub(crate) fn remove(points: &[PathBuf]) {
-    for point in points.iter().rev() {
-        let _removed = mounts::remove(point);
-    }
 }

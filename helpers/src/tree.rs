@@ -20,17 +20,18 @@ const PATIENCE: Timespec = Timespec { tv_sec: 2, tv_nsec: 0 };
 /// Ends everything below this process. What loses its parent on the way becomes our child and is met in a later round, so
 /// the loop ends only when there is nothing left, or what is left cannot be killed by this user. `known` are children that are
 /// known of; only where the kernel does not list children they are all, and then daemons are out of reach. `ended` hears of each
-/// end before the number is given back. `signals` tells of ends of children; `stuck` hears whenever nobody has ended for a while:
+/// end before the number is given back. Who `is_spared` is waited for and not ended. `signals` tells of ends of children; `stuck` hears whenever nobody has ended for a while:
 /// what is left is of another user, or hangs in the kernel.
 pub(crate) fn end_all(
     known: &HashSet<Pid>,
     signals: BorrowedFd<'_>,
+    is_spared: impl Fn(Pid) -> bool,
     mut ended: impl FnMut(Pid, ExitStatus),
     mut stuck: impl FnMut(),
 ) {
     let mut known = known.clone();
     loop {
-        kill_all(&known, |_| false);
+        kill_all(&known, &is_spared);
         // Before the look, so that an end behind it is heard of.
         let _drained = rustix::io::read(signals, &mut [0_u8; 1024][..]);
         let mut has_ended = false;
@@ -115,7 +116,8 @@ impl Below {
     }
 }
 
-fn parent_of(pid: Pid) -> Option<Pid> {
+/// The parent of a process.
+pub(crate) fn parent_of(pid: Pid) -> Option<Pid> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name before it is in parentheses and may hold anything.
     let (_, rest) = text.rsplit_once(')')?;

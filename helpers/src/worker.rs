@@ -1,5 +1,6 @@
 //! The worker: confined first, then it serves `fs/*` requests until its socket closes.
 
+use crate::closing;
 use crate::cover::Covers;
 use crate::dispatch::{clear_standard, complain};
 use crate::frames::{Inlet, Received, Wait, send_all};
@@ -10,20 +11,22 @@ use portcullis_protocol::path::Bytes;
 use portcullis_sandbox::compiled::Verdict;
 use portcullis_sandbox::enforce::{self, EnforceError};
 use portcullis_sandbox::mounts::{FileView, Ground};
-use portcullis_sandbox::namespaces;
 use portcullis_sandbox::policy::Policy;
 use portcullis_sandbox::roots::Roots;
+use portcullis_sandbox::{casefold, namespaces};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::process::ExitCode;
 use std::sync::Arc;
 
 /// Runs until the gateway closes the socket of requests.
 pub(crate) fn run(requests: OwnedFd, control: OwnedFd) -> ExitCode {
-    let prepared = clear_standard(requests)
-        .map_err(|errno| failed(Step::Machine, "set up the worker", Some(errno)))
-        .and_then(|requests| Ok((requests, confine(&control)?)));
+    let prepared =
+        clear_standard(requests).map_err(|errno| failed(Step::Machine, "set up the worker", Some(errno))).and_then(|requests| {
+            closing::close_all_but(&[requests.as_raw_fd(), control.as_raw_fd()])?;
+            Ok((requests, confine(&control)?))
+        });
     let (requests, view, concurrency) = match prepared {
         // A spare that nobody needed.
         Ok((_requests, None)) => return ExitCode::SUCCESS,
@@ -69,7 +72,8 @@ fn confine(control: &OwnedFd) -> Result<Option<(View, Enforced, u16)>, StepFaile
         let enforced = enforce::worker_in_view(&policy, &roots, &view, setup.own_user)?;
         (roots, enforced, covers)
     } else {
-        let roots = Roots::open(&policy)?;
+        enforce::surrender(&policy)?;
+        let roots = open_roots(&policy)?;
         let enforced = enforce::worker(&policy, &roots)?;
         (roots, enforced, Covers::default())
     };
@@ -83,11 +87,17 @@ fn make_view(policy: &Policy) -> Result<(Roots, FileView), StepFailed> {
     namespaces::own_mounts()?;
     enforce::keep_mounting()?;
     let ground = Ground::lay().map_err(EnforceError::from)?;
-    let mut roots = Roots::open(policy)?;
+    let mut roots = open_roots(policy)?;
     let tables = launch::tables(policy, &roots)?;
     let view = ground.cover(&tables, &roots).map_err(EnforceError::from)?;
     roots.open_anew(|path| tables.verdict(path) == Verdict::Denied)?;
     Ok((roots, view))
+}
+
+fn open_roots(policy: &Policy) -> Result<Roots, StepFailed> {
+    let roots = Roots::open(policy)?;
+    casefold::refuse(policy, &roots).map_err(|error| failed(Step::Enforce, &error.to_string(), None))?;
+    Ok(roots)
 }
 
 fn raise_descriptor_limit() {

@@ -48,6 +48,20 @@ pub struct SessionLimits {
     pub memory_bytes: Option<NonZeroU64>,
 }
 
+/// What holds everything that a server starts, unless the operator says otherwise. It is held where the machine can; unlike what was
+/// asked for, it refuses nothing where the machine cannot.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DefaultBounds {
+    /// Tasks of each start that has a pid namespace.
+    pub start_tasks: Option<NonZeroU64>,
+    /// Tasks of everything together.
+    pub all_tasks: Option<NonZeroU64>,
+    /// Memory of everything together, in percent of what the server itself may have.
+    pub memory_percent: Option<NonZeroU64>,
+    /// The soft limit of descriptors with which the server was started, which programs begin with.
+    pub open_files: Option<NonZeroU64>,
+}
+
 /// A limit that holds a process, and who sees to it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]

@@ -3,6 +3,7 @@
 //! The tables know only real paths: absolute and without links. Whoever asks must have resolved the links, and must open
 //! exactly the path it asked about. Every entry is resolved once, when the tables are made.
 
+use crate::mounts::{Found, FoundKind};
 use crate::policy::{Policy, PolicyError};
 use crate::tree::Tree;
 use portcullis_protocol::path::AbsolutePath;
@@ -42,7 +43,7 @@ impl Verdict {
     }
 
     /// The verdict where both hold. Protected is only what lies below a place that is writable under both.
-    fn and(self, other: Self) -> Self {
+    pub(crate) fn and(self, other: Self) -> Self {
         if other.rank() < self.rank() || other == Self::Read && self == Self::Protected { other } else { self }
     }
 }
@@ -90,6 +91,8 @@ impl Resolved {
 pub struct Compiled {
     /// One for each set of grants, in their order; one in which everything is writable where there is none.
     trees: Vec<Tree>,
+    /// Places that protected names lead to, and whether an entry names them all the same; the deepest holds.
+    pointed: Vec<(PathBuf, bool)>,
 }
 
 impl Compiled {
@@ -102,13 +105,51 @@ impl Compiled {
         if trees.is_empty() {
             trees.push(Tree::everything());
         }
-        Ok(Self { trees })
+        Ok(Self { trees, pointed: Vec::new() })
     }
 
     /// What the policy says of an absolute path without links.
     #[must_use]
     pub fn verdict(&self, real: &Path) -> Verdict {
-        self.least(|tree| tree.verdict(real))
+        match self.least(|tree| tree.verdict(real)) {
+            Verdict::Write if self.is_pointed_at(real) => Verdict::Protected,
+            verdict => verdict,
+        }
+    }
+
+    /// Takes up where protected names lead, as a look at the files found it: from here on that is protected too.
+    pub fn protect<'a>(&mut self, found: impl IntoIterator<Item = &'a Found>) {
+        let kept = found.into_iter().filter_map(|found| match found.kind {
+            FoundKind::Protected => Some((found.path.as_path().to_owned(), false)),
+            FoundKind::Named => Some((found.path.as_path().to_owned(), true)),
+            FoundKind::Denied | FoundKind::Nested | FoundKind::Way => None,
+        });
+        self.pointed.extend(kept);
+    }
+
+    /// Whether a protected name leads there, and no entry names it.
+    pub(crate) fn is_pointed_at(&self, real: &Path) -> bool {
+        let above = self.pointed.iter().filter(|(place, _)| real.starts_with(place));
+        above.max_by_key(|(place, is_named)| (place.as_os_str().len(), *is_named)).is_some_and(|(_, is_named)| !is_named)
+    }
+
+    /// The places above it that protected names lead to.
+    pub(crate) fn pointed_at(&self, real: &Path) -> Vec<&Path> {
+        let above = self.pointed.iter().filter(|(place, is_named)| !is_named && real.starts_with(place));
+        above.map(|(place, _)| place.as_path()).collect()
+    }
+
+    /// Whether every set of grants makes `real` writable by an entry for `repository` or for something in it, so that whoever wrote
+    /// it meant the repository. One that covers `pointer` too, by which the repository was found, says nothing of where that leads.
+    #[must_use]
+    pub fn is_named(&self, real: &Path, repository: &Path, pointer: &Path) -> bool {
+        let names = |tree: &Tree| tree.decider(real).is_some_and(|by| by.starts_with(repository) && !pointer.starts_with(by));
+        self.least(|tree| tree.verdict(real)) == Verdict::Write && self.trees.iter().all(names)
+    }
+
+    /// What one set of grants says of it, by its place in [`crate::policy::Files::sets`].
+    pub(crate) fn verdict_of_set(&self, set: usize, real: &Path) -> Verdict {
+        self.trees.get(set).map_or(Verdict::Unlisted, |tree| tree.verdict(real))
     }
 
     /// Whether a deny glob matches the path or one of its ancestors.
@@ -265,6 +306,30 @@ mod tests {
                 ("/h/.git/hooks/x", Verdict::Write),
             ],
         );
+    }
+
+    #[test]
+    fn another_spelling_of_a_protected_name_gains_nothing() {
+        let mut compiled = compile(&policy(
+            &[("/w", Write), ("/w/.git/hooks", Write), ("/w/.aws", Deny), ("/g", Write), ("/g/.git", Write), ("/r/.git", Write)],
+            &[],
+        ));
+        check(
+            &compiled,
+            &[
+                ("/w/.GIT/config", Verdict::Protected),
+                ("/w/git~1", Verdict::Protected),
+                ("/w/.GIT/hooks/x", Verdict::Protected),
+                ("/w/.AWS/x", Verdict::Denied),
+                ("/w/.Codex", Verdict::Protected),
+                ("/w/sub/.GIT", Verdict::Write),
+                ("/g/.GIT", Verdict::Write),
+                ("/r/.GIT", Verdict::Unlisted),
+            ],
+        );
+        assert!(!compiled.is_visible(Path::new("/r/.GIT")) && compiled.is_visible(Path::new("/r/.git")));
+        compiled = compile(&nested(&policy(&[("/w", Write)], &[])));
+        check(&compiled, &[("/w/sub/.Git/x", Verdict::Protected)]);
     }
 
     #[test]

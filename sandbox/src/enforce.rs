@@ -52,6 +52,18 @@ pub fn hand_on_mounting() -> Result<(), EnforceError> {
     limits::keep_mounting(true).map_err(|errno| EnforceError::Capabilities { errno: errno.raw_os_error() })
 }
 
+/// Gives up what lets this process pass over the modes of files, before it opens or resolves a path of the policy: what lies in a
+/// directory that its user may not search is then missing to it from the start, whether it exists or not. [`worker`] comes after it.
+///
+/// # Errors
+/// The system refuses; the process must end.
+pub fn surrender(policy: &Policy) -> Result<(), EnforceError> {
+    if policy.files == Files::Unrestricted {
+        return Ok(());
+    }
+    limits::drop_capabilities().map_err(|errno| EnforceError::Capabilities { errno: errno.raw_os_error() })
+}
+
 /// Confines this single-threaded process so that it may read everything that its user may, and do nothing else: for looking at
 /// files before a view is built.
 ///
@@ -95,7 +107,29 @@ pub fn process(
         return Err(EnforceError::Gaps(gaps));
     }
     let missing = gaps.iter().map(|gap| gap.what.name().to_owned()).collect();
-    confine(policy, roots, own, Who::Process { tty }, abi, missing)
+    confine(policy, roots, own.map(|own| (own, tables)), Who::Process { tty }, abi, missing)
+}
+
+/// Takes from the first process of a sandbox, before it opens the policy's paths, the rights on files that the process to be
+/// confined will not have.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn see_as_confined() -> Result<(), EnforceError> {
+    limits::drop_file_capabilities().map_err(|errno| EnforceError::Capabilities { errno: errno.raw_os_error() })
+}
+
+/// Has no file and no directory become set-group-ID, in a process whose init is not told of its changes.
+///
+/// # Errors
+/// The step failed; the process must end.
+pub fn without_listener(policy: &Policy, enforced: &mut Enforced) -> Result<(), EnforceError> {
+    let table = seccomp::Table::SetGroupId;
+    if matches!(policy.files, Files::Restricted(_)) {
+        seccomp::install(table).map_err(|error| EnforceError::Seccomp { table: table.name(), problem: error.to_string() })?;
+        enforced.seccomp.push(table.name().to_owned());
+    }
+    Ok(())
 }
 
 /// What a process has to itself, made before it is confined.
@@ -148,13 +182,13 @@ impl Own {
 fn confine(
     policy: &Policy,
     roots: &Roots,
-    own: Option<&Own>,
+    own: Option<(&Own, &Compiled)>,
     who: Who,
     abi: u32,
     missing: Vec<String>,
 ) -> Result<Enforced, EnforceError> {
-    // Landlock and seccomp confine the calling thread: another one would stay free.
-    refuse_threads()?;
+    // Landlock and seccomp confine the calling thread: another one would stay free. A view may have no /proc to count them in.
+    refuse_threads(own.is_some())?;
 
     // No core files, and a program's own limit of descriptors.
     limits::set(roots, who != Who::Worker)
@@ -171,6 +205,7 @@ fn confine(
     // What can be opened, made and removed; which ports, signals and abstract sockets can be reached.
     let landlock_abi = landlock::restrict(policy, roots, own, who, abi)
         .map_err(|error| EnforceError::Landlock { problem: error.to_string() })?;
+    let own = own.map(|(own, _)| own);
 
     // What remains of the system calls. Last, for the steps before need some of those that now go.
     let tables = tables(policy, own, who);
@@ -194,7 +229,9 @@ fn tables(policy: &Policy, own: Option<&Own>, who: Who) -> Vec<seccomp::Table> {
         // Somebody else confines the files: only the network is ours.
         Files::Unrestricted => Vec::new(),
         files if files.is_read_only() => vec![Table::Process, Table::ReadOnly],
-        Files::Restricted(_) => vec![Table::Process],
+        // Without a view no init looks at what becomes set-group-ID.
+        Files::Restricted(_) if own.is_none() => vec![Table::Process, Table::SetId, Table::SetGroupId],
+        Files::Restricted(_) => vec![Table::Process, Table::SetId],
     };
     // In a network of its own a process may use the internet's sockets: they lead to itself.
     let network = match policy.network {
@@ -206,7 +243,7 @@ fn tables(policy: &Policy, own: Option<&Own>, who: Who) -> Vec<seccomp::Table> {
     files.into_iter().chain(shared).chain([network]).collect()
 }
 
-fn landlock_abi(policy: &Policy) -> Result<u32, EnforceError> {
+pub(crate) fn landlock_abi(policy: &Policy) -> Result<u32, EnforceError> {
     let found = sys::landlock_abi();
     match (&policy.files, found) {
         (Files::Restricted(_), Ok(abi)) if abi >= MINIMUM_ABI => Ok(abi),
@@ -217,8 +254,15 @@ fn landlock_abi(policy: &Policy) -> Result<u32, EnforceError> {
     }
 }
 
-/// The kernel counts the threads of this process; where its count cannot be had, the process counts as many.
-fn refuse_threads() -> Result<(), EnforceError> {
+/// The kernel counts the threads of this process; where its count cannot be had, the process counts as many. In a view of its own,
+/// which may have no `/proc`, unshare(2) says whether there is more than one: whoever made a view may call it.
+fn refuse_threads(in_view: bool) -> Result<(), EnforceError> {
+    if in_view {
+        return sys::is_single_threaded().map_err(|error| match error.raw_os_error() {
+            Some(libc::EINVAL) => EnforceError::Threads { count: u32::MAX },
+            errno => EnforceError::Uncounted { errno: errno.unwrap_or(0) },
+        });
+    }
     // The kernel counts a link for each thread, beside the two of every directory (`proc_task_getattr`). The text of `status` would
     // be a tenth of a millisecond's work for one number.
     let tasks = rustix::fs::stat("/proc/self/task").map_err(|errno| EnforceError::Uncounted { errno: errno.raw_os_error() })?;

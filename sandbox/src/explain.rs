@@ -5,6 +5,9 @@ use crate::policy::{Access, Grant};
 use crate::tree::Rule;
 use std::path::{Path, PathBuf};
 
+/// The rule for what is writable but for a protected name.
+pub const POINTED: &str = "a place that a protected name leads to";
+
 /// What a policy says of a path, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Explanation {
@@ -24,6 +27,9 @@ impl Compiled {
     pub fn explain(&self, real: &Path) -> Explanation {
         let verdict = self.verdict(real);
         let trees = self.trees();
+        if self.is_pointed_at(real) && trees.iter().all(|tree| tree.verdict(real) == Verdict::Write) {
+            return self.explain_pointed(real);
+        }
         let deciding = trees.iter().position(|tree| tree.verdict(real) == verdict).unwrap_or(0);
         let rule = trees[deciding].rule(real);
         let whose = if deciding > 0 { "the operator's ceiling: " } else { "" };
@@ -34,7 +40,31 @@ impl Compiled {
         };
         let bounded = |least: Verdict| trees.iter().skip(1).any(|ceiling| ceiling.verdict(real).rank() < least.rank());
         let grant = next.filter(|(_, least)| !bounded(*least)).map(|(access, _)| (real.to_owned(), access));
-        Explanation { verdict, rule: format!("{whose}{}", words(rule, real)), grant }
+        Explanation { verdict, rule: format!("{whose}{}{}", words(rule, real), also_changed(real)), grant }
+    }
+
+    fn explain_pointed(&self, real: &Path) -> Explanation {
+        let pointed = self.pointed_at(real);
+        let grant = self.may_name(real, &pointed).then(|| (real.to_owned(), Access::Write));
+        Explanation { verdict: Verdict::Protected, rule: format!("{POINTED}{}", also_changed(real)), grant }
+    }
+
+    /// Whether all that is missing is an entry of the request: every ceiling names the place, or one in it.
+    fn may_name(&self, real: &Path, pointed: &[&Path]) -> bool {
+        let names = |by: &Path| pointed.iter().any(|place| by.starts_with(place));
+        self.trees().iter().skip(1).all(|ceiling| ceiling.decider(real).is_some_and(names))
+    }
+
+    /// The same as [`Compiled::why`] for what is writable but for protected names that lead to `pointed`, above it.
+    pub fn why_pointed(
+        &self,
+        real: &Path,
+        pointed: &[&Path],
+        exists: impl Fn(&Path) -> bool,
+    ) -> (String, Option<(PathBuf, Access)>) {
+        let place = real.ancestors().find(|place| exists(place)).filter(|_| self.may_name(real, pointed));
+        let within = place.map(part_of_repository).filter(|place| pointed.iter().any(|top| place.starts_with(top)));
+        (format!("{POINTED}{}", also_changed(real)), within.map(|place| (place.to_owned(), Access::Write)))
     }
 
     /// Why a link-free path is denied to whoever wants `access` of it: the rule that decides, and the entry that would allow it.
@@ -49,8 +79,42 @@ impl Compiled {
             Access::Write => real.ancestors().find(|place| exists(place)).filter(|place| self.verdict(place) != Verdict::Write),
             Access::Read | Access::Deny => Some(real),
         };
+        let place = place.map(|place| if access == Access::Write { part_of_repository(place) } else { place });
         (rule, place.filter(|place| place.parent().is_some()).map(|place| (place.to_owned(), access)))
     }
+}
+
+/// What git changes in the directory that linked work trees share, beside their own.
+const CHANGED: [&str; 3] = ["objects", "refs", "logs"];
+
+/// The directory that linked work trees share, and the path below it, if a path goes through one.
+fn shared(real: &Path) -> Option<(&Path, &Path)> {
+    let is_shared = |place: &&Path| place.file_name().is_some_and(|name| name.as_encoded_bytes().ends_with(b".git"));
+    let directory = real.ancestors().find(is_shared)?;
+    Some((directory, real.strip_prefix(directory).ok()?))
+}
+
+/// For a place in a linked work tree's own directory, what else a commit there changes: one denial is met at a time.
+fn also_changed(real: &Path) -> String {
+    match shared(real) {
+        Some((directory, below)) if below.starts_with("worktrees") => {
+            let [first, second, third] = CHANGED;
+            format!("; a commit also changes `{first}`, `{second}` and `{third}` of `{}`", directory.display())
+        }
+        _elsewhere => String::new(),
+    }
+}
+
+/// The part of a shared directory that is granted as a whole or not at all: git makes directories in it at will.
+fn part_of_repository(place: &Path) -> &Path {
+    let Some((_, below)) = shared(place) else { return place };
+    let mut names = below.iter();
+    let depth = match names.next() {
+        Some(name) if CHANGED.iter().any(|changed| name == *changed) => 1,
+        Some(name) if name == "worktrees" => 2,
+        _whole => return place,
+    };
+    place.ancestors().nth(below.iter().count().saturating_sub(depth)).unwrap_or(place)
 }
 
 fn words(rule: Rule<'_>, real: &Path) -> String {

@@ -3,6 +3,7 @@
 //! Landlock adds up: what is granted on a directory cannot be taken away below it. It does not see stat, chmod, chown, utime
 //! and xattr. [`crate::report::process_gaps`] says what follows from that.
 
+use crate::compiled::{Compiled, Verdict};
 use crate::enforce::Own;
 use crate::policy::{Access, Files, Grants, Network, Policy};
 use crate::roots::Roots;
@@ -92,6 +93,14 @@ impl Rights {
             Access::Deny => BitFlags::EMPTY,
         }
     }
+
+    fn of_verdict(self, verdict: Verdict) -> BitFlags<AccessFs> {
+        match verdict {
+            Verdict::Write => self.write,
+            Verdict::Read | Verdict::Protected => self.read,
+            Verdict::Denied | Verdict::Unlisted => BitFlags::EMPTY,
+        }
+    }
 }
 
 /// Why there is no domain.
@@ -108,8 +117,14 @@ pub(crate) enum LandlockError {
 /// Confines this thread, and whatever it starts. Says the ABI that is in force; 0 if the policy needs nothing of it.
 ///
 /// Each set of grants is a domain of its own. Domains nest, so that the kernel itself allows only what all of them do.
-pub(crate) fn restrict(policy: &Policy, roots: &Roots, own: Option<&Own>, who: Who, abi: u32) -> Result<u32, LandlockError> {
-    let rights = Rights::new(policy, own.is_some_and(|own| own.network), who, abi);
+pub(crate) fn restrict(
+    policy: &Policy,
+    roots: &Roots,
+    own: Option<(&Own, &Compiled)>,
+    who: Who,
+    abi: u32,
+) -> Result<u32, LandlockError> {
+    let rights = Rights::new(policy, own.is_some_and(|(own, _)| own.network), who, abi);
     if rights.is_empty() {
         return Ok(0);
     }
@@ -124,8 +139,11 @@ pub(crate) fn restrict(policy: &Policy, roots: &Roots, own: Option<&Own>, who: W
                 ruleset = grant(ruleset, descriptor, rights)?;
             }
         }
-        if let Some(own) = own {
-            ruleset = grant_own(ruleset, own, rights)?;
+        if let Some((own, tables)) = own {
+            if own.view.began_empty {
+                ruleset = grant_places(ruleset, set, roots, tables, rights)?;
+            }
+            ruleset = grant_own(ruleset, own, tables, rights)?;
         } else if needs_devices(grants) && !rights.device.is_empty() {
             let terminal = (who == Who::Process { tty: true }).then_some(TERMINAL);
             for device in DEVICES.into_iter().chain(terminal).filter(|device| Path::new(device).exists()) {
@@ -135,6 +153,33 @@ pub(crate) fn restrict(policy: &Policy, roots: &Roots, own: Option<&Own>, who: W
         enforce(ruleset)?;
     }
     Ok(abi.min(KNOWN_ABI))
+}
+
+/// Confines the first process of a sandbox, and whatever it starts, to what its policy lets be changed and to reading. The domains
+/// of [`restrict`] nest in this one and grant no more.
+pub(crate) fn restrict_first(
+    policy: &Policy,
+    roots: &Roots,
+    own: &Own,
+    tables: &Compiled,
+    abi: u32,
+) -> Result<(), LandlockError> {
+    // A network is the launcher's matter: init has no call that makes a socket.
+    let rights = Rights { network: BitFlags::EMPTY, ..Rights::new(policy, own.network, Who::Process { tty: true }, abi) };
+    if rights.is_empty() {
+        return Ok(());
+    }
+    let mut ruleset = ruleset(rights)?;
+    if !rights.files.is_empty() {
+        ruleset = grant(ruleset, &PathFd::new("/")?, rights.read)?;
+        for (descriptor, _) in
+            roots.all().iter().filter(|root| root.access == Access::Write).filter_map(|root| root.descriptor.as_ref())
+        {
+            ruleset = grant(ruleset, descriptor, rights.write)?;
+        }
+        ruleset = grant_own(ruleset, own, tables, rights)?;
+    }
+    enforce(ruleset)
 }
 
 /// A ruleset that handles these rights and grants none.
@@ -158,8 +203,27 @@ fn enforce(ruleset: RulesetCreated) -> Result<(), LandlockError> {
     if status.ruleset == RulesetStatus::FullyEnforced { Ok(()) } else { Err(LandlockError::Partial) }
 }
 
+/// In a view that began empty, each granted place is a mount of its own on a ground that the policy does not name. The kernel walks
+/// from a file up through the mounts of the view, so that it never meets an entry above the place: such a set says at the place
+/// itself what its entry gives there.
+fn grant_places(
+    mut ruleset: RulesetCreated,
+    set: usize,
+    roots: &Roots,
+    tables: &Compiled,
+    rights: Rights,
+) -> Result<RulesetCreated, LandlockError> {
+    for root in roots.all().iter().filter(|root| root.set != set && tables.verdict(&root.real).is_granted()) {
+        let rights = rights.of_verdict(tables.verdict_of_set(set, &root.real));
+        if let (Some((descriptor, _)), false) = (&root.descriptor, rights.is_empty()) {
+            ruleset = grant(ruleset, descriptor, rights)?;
+        }
+    }
+    Ok(ruleset)
+}
+
 /// Grants what the view made: devices, terminals and memory that are the sandbox's own, and its processes.
-fn grant_own(mut ruleset: RulesetCreated, own: &Own, rights: Rights) -> Result<RulesetCreated, LandlockError> {
+fn grant_own(mut ruleset: RulesetCreated, own: &Own, tables: &Compiled, rights: Rights) -> Result<RulesetCreated, LandlockError> {
     let list = rights.files & AccessFs::ReadDir;
     let own_places = [
         ("/dev", list),
@@ -173,6 +237,10 @@ fn grant_own(mut ruleset: RulesetCreated, own: &Own, rights: Rights) -> Result<R
     let ground = own.view.began_empty.then_some(("/", list));
     let devices = DEVICES.map(|device| (device, rights.device));
     for (path, rights) in own_places.into_iter().chain(devices).chain(ground) {
+        // What is denied is covered, or only leads on.
+        if path != "/" && tables.verdict(Path::new(path)) == Verdict::Denied {
+            continue;
+        }
         if Path::new(path).exists() {
             let place = PathFd::new(path)?;
             ruleset = grant(ruleset, &place, rights)?;

@@ -9,12 +9,15 @@
 //! take away; the kernel stands behind that decision, but for what lies below a writable root.
 #![deny(unsafe_code)]
 
+pub mod casefold;
 pub mod compiled;
 pub mod enforce;
 pub mod explain;
 pub mod file;
+pub mod first;
 pub mod gitfile;
 mod glob;
+pub mod kernel_files;
 mod landlock;
 mod limits;
 pub mod mounts;

@@ -31,8 +31,26 @@ pub(crate) fn keep_mounting(over_execve: bool) -> Result<(), Errno> {
     Ok(())
 }
 
+/// Gives up what lets root see and change files that their modes keep from it. Whoever makes a view for a process without
+/// capabilities then sees what that process will: a path that the process cannot reach looks the same whether it exists or not.
+pub(crate) fn drop_file_capabilities() -> Result<(), Errno> {
+    let files = CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH | CapabilitySet::FOWNER;
+    let held = rustix::thread::capabilities(None)?;
+    let kept = CapabilitySets {
+        effective: held.effective - files,
+        permitted: held.permitted - files,
+        inheritable: held.inheritable - files,
+    };
+    rustix::thread::set_capabilities(None, kept)
+}
+
 /// Gives up every capability in every set, for good.
 pub(crate) fn drop_capabilities() -> Result<(), Errno> {
+    keep_capabilities(CapabilitySet::empty())
+}
+
+/// Gives up every capability but these, which no program that is executed has.
+pub(crate) fn keep_capabilities(kept: CapabilitySet) -> Result<(), Errno> {
     rustix::thread::clear_ambient_capability_set()?;
     let held = rustix::thread::capabilities(None)?;
     // The bounding set can be reduced only by who holds this capability. Whoever does not hold it cannot gain anything from
@@ -46,6 +64,7 @@ pub(crate) fn drop_capabilities() -> Result<(), Errno> {
             }
         }
     }
-    let none = CapabilitySet::empty();
-    rustix::thread::set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })
+    let kept = held.permitted & kept;
+    let inheritable = CapabilitySet::empty();
+    rustix::thread::set_capabilities(None, CapabilitySets { effective: kept, permitted: kept, inheritable })
 }

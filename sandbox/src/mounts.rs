@@ -10,15 +10,19 @@
 
 mod device;
 mod files;
+mod kernel;
 mod mask;
 mod narrow;
+mod own;
 mod place;
 mod point;
+mod record;
 mod tree;
 
 use crate::compiled::Compiled;
 use crate::roots::Roots;
 use device::{Devices, Processes};
+use kernel::KernelMounts;
 use mask::Masks;
 use place::{Base, Builder};
 use portcullis_protocol::path::AbsolutePath;
@@ -28,7 +32,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 
 pub use files::{FileView, Ground, has_come};
-pub use point::{Point, is_mount_point, remove};
+pub use point::{Point, remove, remove_left};
+pub use record::{Records, RecordsAt};
 
 /// What was built.
 #[derive(Debug)]
@@ -70,6 +75,8 @@ pub enum FoundKind {
     Denied,
     /// A protected name leads there.
     Protected,
+    /// An entry names it, and it lies below a place that a protected name leads to.
+    Named,
     /// A protected name leads through it: it must not be moved.
     Way,
     /// It is a protected name at some depth, and the policy protects those.
@@ -87,6 +94,8 @@ pub struct Plan<'a> {
     pub found: &'a [Found],
     /// The terminal that the process is given.
     pub terminal: Option<BorrowedFd<'a>>,
+    /// Where is noted what is made on the machine; without them nothing is made there, and what needs it is refused.
+    pub records: Option<&'a Records>,
 }
 
 /// Builds the view in this mount namespace, which must be new and this process's own. `announce` hears of each mount point
@@ -98,10 +107,12 @@ pub fn build(plan: Plan<'_>, announce: &mut dyn FnMut(&Path)) -> Result<View, Mo
     // Nothing of what follows is seen outside, nor the other way round.
     tree::part_from_the_machine()?;
 
-    // What is granted, as the machine has it, before anything is locked.
+    // What is granted, as the machine has it, before anything is locked, and where is noted what is made on it.
+    let records = plan.records.map(Records::detached).transpose()?;
+    let plan = Plan { records: records.as_ref(), ..plan };
     let devices = Devices::take(plan.terminal)?;
     let proc = Processes::take()?;
-    let mut builder = Builder::take(plan)?;
+    let mut builder = Builder::take(plan, KernelMounts::read()?)?;
 
     // The ground: the machine's tree, read-only, or an empty one.
     let base = builder.lay_ground()?;
@@ -115,6 +126,7 @@ pub fn build(plan: Plan<'_>, announce: &mut dyn FnMut(&Path)) -> Result<View, Mo
     let own_devices = devices.mount(directory("/dev")?.as_fd())?;
     builder.lock_later(own_devices, Path::new("/dev"));
     let own_proc = proc.mount(directory("/proc")?.as_fd())?;
+    builder.mask_processes()?;
 
     // Every place where the verdict changes, those above first.
     let points = builder.place_all(announce)?;

@@ -4,10 +4,15 @@
 //! sandbox's init before they are carried out (`seccomp_unotify(2)`): it reads which path is meant, asks the policy's tables,
 //! notes what they deny, and lets the call go on. Nothing is decided here: the mounts and Landlock do that, whatever is read.
 //! Opening for reading is not told, since that would cost too much; nor is what goes through an open descriptor.
+//!
+//! One call is never let go on: setting a mode with the group's bit, which only directories may have. See [`directory`].
+
+mod directory;
 
 use crate::compiled::{Compiled, Verdict};
 use crate::policy::Access;
 use crate::sys::{self, Notification};
+use directory::ChangeOfMode;
 use portcullis_protocol::denial::{Denial, Denials, Layer, SuggestedEntry, Wanted};
 use portcullis_protocol::path::AbsolutePath;
 use rustix::fs::{AtFlags, CWD, statat};
@@ -26,6 +31,9 @@ const PAGE: usize = 4096;
 
 /// Flags of open(2) that say that something is to be changed: O_WRONLY, O_RDWR, O_CREAT, O_TRUNC.
 const CHANGES: u32 = 0o1 | 0o2 | 0o100 | 0o1000;
+
+/// S_ISGID, the bit in modes that is not let pass without a look.
+const LISTENED_MODES: u32 = 0o2000;
 
 /// O_CREAT.
 const CREATE: u64 = 0o100;
@@ -129,6 +137,18 @@ fn program() -> Vec<sock_filter> {
     let allow = || answer(libc::SECCOMP_RET_ALLOW);
     // Calls of another architecture never come here: the other tables end the process.
     let mut program = vec![load(NUMBER)];
+    for call in directory::ALL {
+        // The other modes of a call may be told by the rules below, which want the number again.
+        let number = u32::try_from(call.number).unwrap_or(u32::MAX);
+        program.extend([
+            equal(number, 0, 5),
+            load(argument(call.mode)),
+            and(LISTENED_MODES),
+            equal(0, 1, 0),
+            tell(),
+            load(NUMBER),
+        ]);
+    }
     for call in all() {
         let number = u32::try_from(call.number).unwrap_or(u32::MAX);
         match call.flags {
@@ -174,8 +194,16 @@ impl Observer {
                 self.denials.add(denial);
             }
         }
+        let listener = self.listener.as_fd();
         // A caller that is gone needs no answer.
-        let _gone = sys::let_go_on(self.listener.as_fd(), notification.id);
+        let _gone = match ChangeOfMode::of(&notification) {
+            None => sys::let_go_on(listener, notification.id),
+            Some(_unseen) if !self.own_proc => sys::answer(listener, notification.id, Errno::PERM.raw_os_error()),
+            Some(call) => {
+                let done = call.carry_out(listener, &notification, &self.tables);
+                sys::answer(listener, notification.id, done.err().map_or(0, Errno::raw_os_error))
+            }
+        };
         true
     }
 

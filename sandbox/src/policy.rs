@@ -1,12 +1,37 @@
 //! A policy: what may be touched, resolved against this machine. It is the only form that a helper ever gets.
 
+use crate::glob;
 use portcullis_protocol::path::AbsolutePath;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
+use std::ffi::OsStr;
 use std::fmt;
+use std::os::unix::ffi::OsStrExt;
 
 /// Names that stay read-only at the top of every writable root, present or not, unless an entry grants them.
 pub const PROTECTED_NAMES: [&str; 4] = [".git", ".codex", ".agents", ".aws"];
+
+/// Whether a name is one of [`PROTECTED_NAMES`], or what some file system takes for it: in any case, with dots or blanks behind it, or
+/// in the short form of vfat (`GIT~1`). Git itself refuses such names everywhere. Where they are other names, nothing is lost.
+#[must_use]
+pub fn is_protected_name(name: &OsStr) -> bool {
+    protected_name(name).is_some()
+}
+
+/// The protected name that a name may stand for.
+pub(crate) fn protected_name(name: &OsStr) -> Option<&'static str> {
+    let name = name.as_bytes().trim_ascii_end();
+    let end = name.iter().rposition(|byte| !matches!(byte, b'.' | b' ')).map_or(0, |last| last + 1);
+    let name = &name[..end];
+    let stem = || {
+        let (stem, number) = name.split_at(name.iter().position(|byte| *byte == b'~')?);
+        (number.len() > 1 && number[1..].iter().all(u8::is_ascii_digit)).then_some(stem)
+    };
+    PROTECTED_NAMES.into_iter().find(|protected| {
+        let plain = protected.as_bytes();
+        name.eq_ignore_ascii_case(plain) || stem().is_some_and(|stem| stem.eq_ignore_ascii_case(&plain[1..]))
+    })
+}
 
 /// Bound of the entries of a policy: each costs a descriptor and a kernel rule when a helper is confined.
 pub const MAX_ENTRIES: usize = 8192;
@@ -185,6 +210,7 @@ impl Grants {
         if let Some(glob) = self.deny_globs.iter().find(|glob| glob.pattern.len() > MAX_GLOB_LENGTH) {
             return Err(PolicyError::Bound { what: "bytes in a deny glob", count: glob.pattern.len(), bound: MAX_GLOB_LENGTH });
         }
+        glob::check_size(self.deny_globs.iter().map(|glob| glob.pattern.as_str()))?;
         let sorted = self.entries.is_sorted_by(|left, right| left.path < right.path);
         if sorted && self.deny_globs.is_sorted_by(|left, right| left < right) {
             Ok(())
@@ -356,6 +382,16 @@ pub enum PolicyError {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn a_protected_name_is_protected_in_every_spelling() {
+        for name in [".git", ".GIT", ".Git", ".git.", ".gIt .", "git~1", "GIT~23", ".CODEX", "agents~2", ".Aws"] {
+            assert!(is_protected_name(OsStr::new(name)), "{name}");
+        }
+        for name in ["git", ".gitignore", ".git~x", "git~", ".gi", "", ".", "...", ".git/x", "xgit~1", "aws"] {
+            assert!(!is_protected_name(OsStr::new(name)), "{name}");
+        }
+    }
 
     fn grant(path: &str, access: Access) -> Grant {
         Grant::new(AbsolutePath::new(path).unwrap(), access)

@@ -1,10 +1,11 @@
 //! From the wire's sandbox object and this machine to a policy. Whatever cannot be resolved is an error: a policy is never
 //! weaker than its author wrote it.
 
-use crate::glob::compile_glob;
+use crate::glob::{self, compile_glob};
 use crate::policy::{Access, DenyGlob, Files, Grant, Grants, MAX_ENTRIES, MAX_GLOBS, Network, Policy, PolicyError};
 use portcullis_protocol::path::{AbsolutePath, WirePath};
 use portcullis_protocol::sandbox::{self as wire, Permissions, Sandbox, Target};
+use std::cell::Cell;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
@@ -148,6 +149,8 @@ struct Places<'a> {
     roots: Vec<AbsolutePath>,
     home: Option<&'a WirePath>,
     machine: &'a Machine,
+    /// Of the globs so far.
+    size: Cell<glob::Size>,
 }
 
 impl<'a> Places<'a> {
@@ -161,7 +164,7 @@ impl<'a> Places<'a> {
         } else {
             sandbox.workspace_roots.iter().map(|root| local("workspace root", root)).collect::<Result<_, _>>()?
         };
-        Ok(Self { cwd, roots, home: sandbox.home.as_ref(), machine })
+        Ok(Self { cwd, roots, home: sandbox.home.as_ref(), machine, size: Cell::default() })
     }
 
     /// The home, for an entry that was written so.
@@ -217,6 +220,12 @@ impl<'a> Places<'a> {
         })
     }
 
+    /// As [`split_glob`], which is work on the gateway's thread: of all globs together there is a bound before any is compiled.
+    fn split_glob(&self, base: &AbsolutePath, pattern: &str, whole: &str) -> Result<DenyGlob, PolicyError> {
+        self.size.set(self.size.get().and(pattern)?);
+        split_glob(base, pattern, whole)
+    }
+
     fn glob(&self, glob: &str) -> Result<Vec<DenyGlob>, PolicyError> {
         if let Some(pattern) = glob.strip_prefix(PROJECT_ROOTS_PREFIX) {
             let roots = self.workspace_roots()?;
@@ -225,16 +234,16 @@ impl<'a> Places<'a> {
                 return Err(PolicyError::Glob { glob: glob.to_owned(), problem });
             }
             let pattern = pattern.trim_start_matches('/');
-            return roots.iter().map(|root| split_glob(root, pattern, glob)).collect();
+            return roots.iter().map(|root| self.split_glob(root, pattern, glob)).collect();
         }
         if let Some(pattern) = wire::below_home(glob) {
-            return Ok(vec![split_glob(&self.home(glob)?, pattern, glob)?]);
+            return Ok(vec![self.split_glob(&self.home(glob)?, pattern, glob)?]);
         }
         let (base, pattern) = match glob.strip_prefix('/') {
             Some(pattern) => (absolute(Path::new("/"))?, pattern),
             None => (self.cwd()?.clone(), glob),
         };
-        Ok(vec![split_glob(&base, pattern, glob)?])
+        Ok(vec![self.split_glob(&base, pattern, glob)?])
     }
 }
 

@@ -13,6 +13,8 @@ compile_error!("the system call tables cover x86_64 and aarch64 only");
 pub(crate) enum Table {
     /// All that an fs worker may call.
     Worker,
+    /// All that the first process of a sandbox may call once its launcher is forked.
+    Init,
     /// What no confined program may call.
     Process,
     /// What changes files and Landlock does not see.
@@ -23,9 +25,23 @@ pub(crate) enum Table {
     NoNetwork,
     /// No sockets but those of the internet.
     Internet,
+    /// No file that runs with its owner's or group's rights is made.
+    SetId,
+    /// Nor by the group's bit alone, which directories may have where init looks at what it is set on.
+    SetGroupId,
 }
 
-const ALL: [Table; 6] = [Table::Worker, Table::Process, Table::ReadOnly, Table::SharedIpc, Table::NoNetwork, Table::Internet];
+const ALL: [Table; 9] = [
+    Table::Worker,
+    Table::Init,
+    Table::Process,
+    Table::ReadOnly,
+    Table::SharedIpc,
+    Table::NoNetwork,
+    Table::Internet,
+    Table::SetId,
+    Table::SetGroupId,
+];
 
 macro_rules! program {
     ($table:literal) => {
@@ -42,11 +58,14 @@ impl Table {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Worker => "worker",
+            Self::Init => "init",
             Self::Process => "process",
             Self::ReadOnly => "read-only",
             Self::SharedIpc => "shared-ipc",
             Self::NoNetwork => "no-network",
             Self::Internet => "internet",
+            Self::SetId => "set-id",
+            Self::SetGroupId => "set-group-id",
         }
     }
 
@@ -54,11 +73,14 @@ impl Table {
     fn bytes(self) -> &'static [u8] {
         match self {
             Self::Worker => program!("worker"),
+            Self::Init => program!("init"),
             Self::Process => program!("process"),
             Self::ReadOnly => program!("read-only"),
             Self::SharedIpc => program!("shared-ipc"),
             Self::NoNetwork => program!("no-network"),
             Self::Internet => program!("internet"),
+            Self::SetId => program!("set-id"),
+            Self::SetGroupId => program!("set-group-id"),
         }
     }
 
@@ -266,7 +288,8 @@ mod tests {
         }
         for command in [1024, 1026, 1036, 1038, 1040, 0x1_0000_0400] {
             check(Table::ReadOnly, libc::SYS_fcntl, &[3, command], errno(libc::EROFS));
-            check(Table::Process, libc::SYS_fcntl, &[3, command], ALLOW);
+            let is_lease = matches!(command & 0xffff_ffff, 1024 | 1026 | 1040);
+            check(Table::Process, libc::SYS_fcntl, &[3, command], if is_lease { errno(libc::EPERM) } else { ALLOW });
         }
         // F_DUPFD, F_GETFL, F_SETFL, F_SETLK, F_GETLEASE, F_DUPFD_CLOEXEC, F_SETPIPE_SZ, F_GET_RW_HINT
         for command in [0, 3, 4, 6, 1025, 1030, 1031, 1035] {
@@ -275,8 +298,95 @@ mod tests {
     }
 
     #[test]
+    fn set_id_bits_are_for_no_file() {
+        const PERM: u32 = errno(libc::EPERM);
+        let (create, tmpfile) = (0o100, 0o20_200_000);
+        let both = |call, args: &[u64], set_id, group| {
+            check(Table::SetId, call, args, set_id);
+            check(Table::SetGroupId, call, args, group);
+        };
+        for (mode, user, group) in [
+            (0o755, ALLOW, ALLOW),
+            (0o1777, ALLOW, ALLOW),
+            (0o4755, PERM, ALLOW),
+            (0o6755, PERM, PERM),
+            (0o2755, ALLOW, PERM),
+            // The kernel takes 16 bits.
+            (0xffff_ffff_ffff_0000 | 0o4000, PERM, ALLOW),
+            (0xffff_ffff_ffff_f000 | 0o777, ALLOW, ALLOW),
+        ] {
+            both(libc::SYS_fchmod, &[3, mode], user, group);
+            both(libc::SYS_fchmodat, &[3, 0, mode], user, group);
+            both(452, &[3, 0, mode, 0x1000], user, group);
+            let made = if mode & 0o6000 == 0 { ALLOW } else { PERM };
+            both(libc::SYS_mknodat, &[3, 0, mode | 0o100_000], made, ALLOW);
+            both(libc::SYS_mkdirat, &[3, 0, mode], ALLOW, ALLOW);
+            for flags in [create, tmpfile, create | 0o1, tmpfile | 0o2] {
+                both(libc::SYS_openat, &[3, 0, flags, mode], made, ALLOW);
+                #[cfg(target_arch = "x86_64")]
+                both(libc::SYS_open, &[0, flags, mode], made, ALLOW);
+            }
+            both(libc::SYS_mq_open, &[0, create, mode], made, ALLOW);
+            // O_DIRECTORY, which O_TMPFILE contains, makes nothing.
+            for flags in [0, 0o1, 0o200_000, 0o40_000, 0o2_000_000] {
+                both(libc::SYS_openat, &[3, 0, flags, mode], ALLOW, ALLOW);
+            }
+            #[cfg(target_arch = "x86_64")]
+            {
+                both(libc::SYS_chmod, &[0, mode], user, group);
+                both(libc::SYS_creat, &[0, mode], made, ALLOW);
+                both(libc::SYS_mknod, &[0, mode], made, ALLOW);
+            }
+        }
+        both(libc::SYS_openat2, &[], errno(libc::ENOSYS), ALLOW);
+    }
+
+    #[test]
+    fn calls_newer_than_the_tables_do_not_exist() {
+        for table in ALL {
+            for call in [470, 471, 500, 512, 520, 547, 1023, 1024, 0x3fff_ffff] {
+                assert_eq!(run(table, OWN, call, [0; 6]), errno(libc::ENOSYS), "{table:?}, {call}");
+            }
+        }
+    }
+
+    #[test]
+    fn calls_that_no_program_needs_do_not_exist() {
+        for call in [440, 447, 448, 450, 451, 457, 458, 459, 460, 461, libc::SYS_kcmp] {
+            check(Table::Process, call, &[], errno(libc::ENOSYS));
+        }
+        #[cfg(target_arch = "x86_64")]
+        for call in [libc::SYS_modify_ldt, libc::SYS_uselib, libc::SYS_vserver, 337, 400, 423] {
+            check(Table::Process, call, &[], errno(libc::ENOSYS));
+        }
+        check(Table::Process, libc::SYS_pidfd_getfd, &[], errno(libc::EPERM));
+        for call in [444, 446, 449, 453, 456, 462, 463, 468, 469, libc::SYS_rseq, libc::SYS_ptrace, libc::SYS_execveat] {
+            check(Table::Process, call, &[], ALLOW);
+        }
+    }
+
+    #[test]
+    fn socket_requests_that_load_modules_are_refused() {
+        for request in [0x8940, 0x8941, 0x8982, 0x8983, 0x89a0, 0x89a1, 0xffff_ffff_0000_89a0] {
+            check(Table::Process, libc::SYS_ioctl, &[3, request], errno(libc::EPERM));
+        }
+        for request in [0x8910, 0x8933, 0x8942, 0x8984, 0x89a2] {
+            check(Table::Process, libc::SYS_ioctl, &[3, request], ALLOW);
+        }
+        for family in [2, 10] {
+            let sets = [(1, vec![0, 6, 262]), (2, vec![0, 17, 1, 58])];
+            for (kind, free) in sets {
+                for protocol in 0..=512 {
+                    let expect = if free.contains(&protocol) { ALLOW } else { errno(libc::EPERM) };
+                    check(Table::Internet, libc::SYS_socket, &[family, kind | 0x8_0800, protocol], expect);
+                }
+            }
+        }
+    }
+
+    #[test]
     fn terminals_cannot_be_typed_into() {
-        for request in [0x5412, 0x541c, 0xffff_ffff_0000_5412] {
+        for request in [0x5412, 0x541c, 0x5423, 0xffff_ffff_0000_5412] {
             check(Table::Process, libc::SYS_ioctl, &[0, request], errno(libc::EPERM));
         }
         check(Table::Process, libc::SYS_ioctl, &[0, 0x5413], ALLOW);
@@ -292,6 +402,34 @@ mod tests {
         check(Table::Process, libc::SYS_setpriority, &[0, 0, 5], ALLOW);
         check(Table::Process, libc::SYS_setpriority, &[2, 0, 5], errno(libc::EPERM));
         check(Table::Process, libc::SYS_setpriority, &[0, 9, 5], errno(libc::EPERM));
+    }
+
+    #[test]
+    fn an_init_opens_starts_and_mounts_nothing() {
+        for call in [libc::SYS_waitid, libc::SYS_kill, libc::SYS_process_vm_readv, libc::SYS_readlinkat, libc::SYS_sendmsg] {
+            check(Table::Init, call, &[], ALLOW);
+        }
+        for call in [
+            libc::SYS_openat,
+            libc::SYS_openat2,
+            libc::SYS_clone,
+            libc::SYS_execve,
+            libc::SYS_socket,
+            libc::SYS_mount,
+            libc::SYS_umount2,
+            libc::SYS_unlinkat,
+            libc::SYS_process_vm_writev,
+            libc::SYS_ptrace,
+            libc::SYS_pidfd_getfd,
+        ] {
+            check(Table::Init, call, &[], errno(libc::EPERM));
+        }
+        let receive = u64::from(u32::try_from(libc::SECCOMP_IOCTL_NOTIF_RECV).unwrap());
+        let send = u64::from(u32::try_from(libc::SECCOMP_IOCTL_NOTIF_SEND).unwrap());
+        let put_descriptor = u64::from(u32::try_from(libc::SECCOMP_IOCTL_NOTIF_ADDFD).unwrap());
+        check(Table::Init, libc::SYS_ioctl, &[3, receive], ALLOW);
+        check(Table::Init, libc::SYS_ioctl, &[3, send], ALLOW);
+        check(Table::Init, libc::SYS_ioctl, &[3, put_descriptor], errno(libc::EPERM));
     }
 
     #[test]

@@ -7,8 +7,8 @@
 use crate::compiled::{Compiled, Verdict};
 use crate::gitfile::{self, is_a_strangers};
 use crate::mounts::{Found, FoundKind};
-use crate::policy::{Access, PROTECTED_NAMES, Policy};
-use crate::roots::Roots;
+use crate::policy::{Access, Policy, is_protected_name};
+use crate::roots::{Followed, Roots};
 use portcullis_protocol::path::AbsolutePath;
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, openat2, statat};
 use rustix::io::Errno;
@@ -81,7 +81,7 @@ pub fn survey(policy: &Policy, tables: &Compiled, roots: &Roots) -> Result<Vec<F
                 tables,
                 &mut names,
                 &mut |path| {
-                    let is_name = path.file_name().is_some_and(|name| PROTECTED_NAMES.iter().any(|protected| name == *protected));
+                    let is_name = path.file_name().is_some_and(is_protected_name);
                     if !is_name || tables.verdict(path) != Verdict::Protected {
                         return None;
                     }
@@ -96,7 +96,7 @@ pub fn survey(policy: &Policy, tables: &Compiled, roots: &Roots) -> Result<Vec<F
             )?;
         }
         for pointer in pointers {
-            follow(&pointer, &mut found)?;
+            follow(&pointer, tables, roots, &mut found)?;
         }
         // A link cannot be covered; the directory that it lies in can be kept as it is.
         for directory in links {
@@ -104,11 +104,21 @@ pub fn survey(policy: &Policy, tables: &Compiled, roots: &Roots) -> Result<Vec<F
             found.extend(place(&directory, FoundKind::Protected));
         }
     }
-    for pointer in writable(roots).filter_map(|root| pointer(tables, &root.join(".git"))) {
-        follow(&pointer, &mut found)?;
-    }
+    found.extend(pointers(tables, roots)?);
     found.sort();
     found.dedup();
+    Ok(found)
+}
+
+/// Where the `.git` of each writable root leads.
+///
+/// # Errors
+/// A pointer that cannot be followed.
+pub fn pointers(tables: &Compiled, roots: &Roots) -> Result<Vec<Found>, SurveyError> {
+    let mut found = Vec::new();
+    for pointer in writable(roots).filter_map(|root| pointer(tables, &root.join(".git"))) {
+        follow(&pointer, tables, roots, &mut found)?;
+    }
     Ok(found)
 }
 
@@ -230,8 +240,12 @@ fn pointer(tables: &Compiled, place: &Path) -> Option<PathBuf> {
 /// Where a repository names the one that it shares things with.
 const SHARED: &str = "commondir";
 
+/// Files of a work tree's own directory by which git finds its repository and more settings: whoever changes them decides which hooks
+/// run next time. No commit does.
+pub const LEADING: [&str; 3] = [SHARED, "gitdir", "config.worktree"];
+
 /// The directory that a `.git` file names, and the one that it shares with others.
-fn follow(pointer: &Path, found: &mut Vec<Found>) -> Result<(), SurveyError> {
+fn follow(pointer: &Path, tables: &Compiled, roots: &Roots, found: &mut Vec<Found>) -> Result<(), SurveyError> {
     let fail = |problem: String| SurveyError::Pointer { path: pointer.to_owned(), problem };
     let Some(directory) = pointer.parent() else { return Ok(()) };
     let line = match gitfile::line(pointer) {
@@ -240,20 +254,40 @@ fn follow(pointer: &Path, found: &mut Vec<Found>) -> Result<(), SurveyError> {
         Err(Errno::ACCESS | Errno::NOENT) => return Ok(()),
         Err(errno) => return Err(fail(errno.to_string())),
     };
+    let mut repositories = Vec::new();
     if pointer.file_name() == Some(OsStr::new(SHARED)) {
-        return lead(directory, &line, found).map(drop).map_err(fail);
+        repositories.push(lead(directory, &line, found).map_err(fail)?.path);
+    } else if let Some(target) = line.strip_prefix(b"gitdir: ".as_slice()) {
+        let repository = lead(directory, target, found).map_err(fail)?;
+        if let (true, Ok(line)) = (repository.exists, gitfile::line(&repository.path.join(SHARED))) {
+            repositories.push(lead(&repository.path, &line, found).map_err(fail)?.path);
+        }
+        let files = LEADING.map(|name| repository.path.join(name));
+        repositories.push(repository.path);
+        // These by an entry of their own only.
+        let exists = |file: &&PathBuf| statat(CWD, *file, AtFlags::SYMLINK_NOFOLLOW).is_ok();
+        files.iter().filter(exists).for_each(|file| protect(file, file, pointer, (tables, roots), found));
     }
-    let Some(target) = line.strip_prefix(b"gitdir: ".as_slice()) else { return Ok(()) };
-    let Some(repository) = lead(directory, target, found).map_err(fail)? else { return Ok(()) };
-    if let Ok(line) = gitfile::line(&repository.join(SHARED)) {
-        lead(&repository, &line, found).map_err(fail)?;
+    for repository in &repositories {
+        let whole = repositories.iter().find(|whole| repository.starts_with(whole)).unwrap_or(repository);
+        protect(repository, whole, pointer, (tables, roots), found);
     }
     Ok(())
 }
 
+/// Notes a place that a protected name leads to, unless an entry names the repository or what of it lies there.
+fn protect(path: &Path, repository: &Path, pointer: &Path, (tables, roots): (&Compiled, &Roots), found: &mut Vec<Found>) {
+    if tables.is_named(path, repository, pointer) {
+        return;
+    }
+    found.extend(place(path, FoundKind::Protected));
+    let named = writable(roots).filter(|root| root.starts_with(path) && tables.is_named(root, repository, pointer));
+    found.extend(named.filter_map(|root| place(root, FoundKind::Named)));
+}
+
 /// Notes where a path leads from a directory, and what it goes through: every link, so that one that could be turned is met as a
 /// place of its own, and every directory, also those that a `..` leaves again.
-fn lead(from: &Path, text: &[u8], found: &mut Vec<Found>) -> Result<Option<PathBuf>, String> {
+fn lead(from: &Path, text: &[u8], found: &mut Vec<Found>) -> Result<Followed, String> {
     let path = from.join(OsStr::from_bytes(text));
     let follow = |path: &Path| crate::roots::follow(path).map_err(|errno| errno.to_string());
     for way in path.ancestors().skip(1) {
@@ -264,8 +298,7 @@ fn lead(from: &Path, text: &[u8], found: &mut Vec<Found>) -> Result<Option<PathB
     for link in &followed.links {
         found.extend(place(link, FoundKind::Protected));
     }
-    found.extend(place(&followed.path, FoundKind::Protected));
-    Ok(followed.exists.then_some(followed.path))
+    Ok(followed)
 }
 
 fn open(path: &Path, flags: OFlags) -> Result<std::os::fd::OwnedFd, Errno> {

@@ -53,6 +53,12 @@ pub(crate) fn own_mounts() -> io::Result<()> {
     check(unsafe { libc::unshare(libc::CLONE_NEWNS) }.into())
 }
 
+/// Fails with EINVAL where this process has more than one thread: unshare(2), CLONE_THREAD.
+pub(crate) fn is_single_threaded() -> io::Result<()> {
+    // SAFETY: as in `own_network`; for a process with one thread the flag does nothing, and for others the call fails.
+    check(unsafe { libc::unshare(libc::CLONE_THREAD) }.into())
+}
+
 /// Brings the loopback interface of this network namespace up, through any socket of it.
 pub(crate) fn loopback_up(socket: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: an ifreq is plain integers and arrays of bytes: zeros are valid.
@@ -123,6 +129,19 @@ pub(crate) fn let_go_on(listener: BorrowedFd<'_>, id: u64) -> io::Result<()> {
     let response = libc::seccomp_notif_resp { id, val: 0, error: 0, flags: CONTINUE };
     // SAFETY: seccomp_unotify(2): the request reads one seccomp_notif_resp, which lives for the call.
     check(unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SEND, &raw const response) }.into())
+}
+
+/// Answers a notified call with an error number, or with success if that is 0; the call itself is not carried out.
+pub(crate) fn answer(listener: BorrowedFd<'_>, id: u64, errno: i32) -> io::Result<()> {
+    let response = libc::seccomp_notif_resp { id, val: 0, error: -errno, flags: 0 };
+    // SAFETY: seccomp_unotify(2): the request reads one seccomp_notif_resp, which lives for the call.
+    check(unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SEND, &raw const response) }.into())
+}
+
+/// Whether the thread that made a notified call still waits for its answer.
+pub(crate) fn is_waiting(listener: BorrowedFd<'_>, id: u64) -> bool {
+    // SAFETY: seccomp_unotify(2): the request reads one number, which lives for the call.
+    check(unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_ID_VALID, &raw const id) }.into()).is_ok()
 }
 
 /// Reads memory of another process; how much was there to read.

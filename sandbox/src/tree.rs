@@ -2,7 +2,7 @@
 
 use crate::compiled::{Resolved, Verdict};
 use crate::glob::Globs;
-use crate::policy::{Access, DenyGlob, Grant, Grants, PROTECTED_NAMES, PolicyError};
+use crate::policy::{Access, DenyGlob, Grant, Grants, PROTECTED_NAMES, PolicyError, is_protected_name, protected_name};
 use portcullis_protocol::path::AbsolutePath;
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{OsStr, OsString};
@@ -228,6 +228,11 @@ impl Tree {
         }
     }
 
+    /// The place of the entry or name that decides.
+    pub(crate) fn decider(&self, real: &Path) -> Option<&Path> {
+        self.walk(real).decider.map(|at| self.nodes[at].path.as_path())
+    }
+
     pub(crate) fn is_visible(&self, real: &Path) -> bool {
         let walk = self.walk(real);
         !walk.glob_denies
@@ -268,19 +273,26 @@ impl Tree {
         };
         // Names from here on were not spoken of by the entry that makes them writable.
         let mut unnamed = 0;
+        let mut is_respelt = false;
         walk.glob_denies = root.globs.as_ref().is_some_and(|globs| globs.match_ancestor(&names));
         for (depth, name) in names.iter().enumerate() {
-            let Some(at) = walk.node.and_then(|at| self.nodes[at].children.get(*name)).copied() else {
+            let children = walk.node.map(|at| &self.nodes[at].children);
+            let exact = children.and_then(|children| children.get(*name)).copied();
+            // Another spelling of a protected name may be the same directory: it is judged as that one, and gains nothing by it.
+            let spelt = || children.and_then(|children| children.get(OsStr::new(protected_name(name)?))).copied();
+            let Some(at) = exact.or_else(|| spelt().filter(|_| walk.verdict.is_granted())) else {
                 walk.node = None;
                 break;
             };
+            is_respelt |= exact.is_none();
             let node = &self.nodes[at];
             walk.node = Some(at);
             // What only takes writing away says nothing where there is none.
             if node.said.is_some_and(|said| said != Said::Narrow || walk.verdict == Verdict::Write) {
                 walk.decider = Some(at);
             }
-            walk.verdict = Said::below(node.said, walk.verdict);
+            let verdict = Said::below(node.said, walk.verdict);
+            walk.verdict = if is_respelt { walk.verdict.and(verdict) } else { verdict };
             if node.said == Some(Said::Write) {
                 unnamed = depth + 1;
             }
@@ -296,7 +308,7 @@ impl Tree {
             }
         }
         if walk.verdict == Verdict::Write && self.protect_nested {
-            walk.nested = names[unnamed..].iter().find(|name| is_protected(name)).copied();
+            walk.nested = names[unnamed..].iter().find(|name| is_protected_name(name)).copied();
             if walk.nested.is_some() {
                 walk.verdict = Verdict::Protected;
             }
@@ -388,10 +400,6 @@ impl Node {
             self.origin = Some(by);
         }
     }
-}
-
-fn is_protected(name: &OsStr) -> bool {
-    PROTECTED_NAMES.iter().any(|protected| name == *protected)
 }
 
 fn usable(named: &AbsolutePath, resolved: Resolved) -> Result<(PathBuf, bool, Vec<PathBuf>), PolicyError> {

@@ -4,6 +4,9 @@
 use super::reference::{Case, Reader, SetUp};
 use super::relay;
 use portcullis_protocol::binary;
+use portcullis_protocol::helper::{
+    Deframer, FsReply, FsRequest, SpawnerEvent, SpawnerRequest, WorkerAnswer, WorkerSetup, decode, encode,
+};
 use portcullis_protocol::path::AbsolutePath;
 use portcullis_protocol::sandbox::Sandbox;
 use portcullis_sandbox::compiled::{Compiled, Verdict};
@@ -16,7 +19,8 @@ use std::path::Path;
 pub(crate) type Target = fn(&[u8]) -> bool;
 
 /// All of them, by name.
-pub(crate) const TARGETS: [(&str, Target); 9] = [
+pub(crate) const TARGETS: [(&str, Target); 10] = [
+    ("frames", frames),
     ("sandbox", sandbox),
     ("policy-file", policy_file),
     ("policy-bytes", policy_bytes),
@@ -81,6 +85,57 @@ pub(crate) fn policy_bytes(data: &[u8]) -> bool {
     let Ok(policy) = Policy::decode(data) else { return false };
     check_bytes(&policy);
     true
+}
+
+/// Whether bytes are a body of this type, which must then mean the same once it is written again.
+macro_rules! again {
+    ($body:ty, $bytes:expr) => {
+        decode::<$body>($bytes).is_ok_and(|first| {
+            let bytes = encode(&first, &[], 0).expect("what came in a frame fits into one");
+            let mut deframer = Deframer::default();
+            deframer.push(&bytes);
+            let frame = deframer.next_frame().expect("a frame").expect("a whole one");
+            let second: $body = decode(&frame.body).expect("what is written can be read");
+            assert_eq!(format!("{first:?}"), format!("{second:?}"));
+            true
+        })
+    };
+}
+
+/// Bytes between gateway and helpers, in either direction: frames that are the same however the bytes are cut, and bodies that mean the
+/// same once they are written again.
+pub(crate) fn frames(data: &[u8]) -> bool {
+    let (step, bytes) = data.split_first().map_or((1, data), |(step, rest)| (usize::from(*step).max(1), rest));
+    let take = |step: usize| {
+        let (mut deframer, mut frames) = (Deframer::default(), Vec::new());
+        for chunk in bytes.chunks(step) {
+            deframer.push(chunk);
+            loop {
+                match deframer.next_frame() {
+                    Ok(Some(frame)) => frames.push(frame),
+                    Ok(None) => break,
+                    Err(_refused) => return (frames, true),
+                }
+            }
+        }
+        (frames, false)
+    };
+    let (whole, cut) = (take(bytes.len().max(1)), take(step));
+    assert_eq!(whole, cut);
+    let mut judged = false;
+    for frame in whole.0 {
+        let body = &frame.body[..];
+        let read = [
+            again!(FsRequest, body),
+            again!(FsReply, body),
+            again!(SpawnerRequest, body),
+            again!(SpawnerEvent, body),
+            again!(WorkerSetup, body),
+            again!(WorkerAnswer, body),
+        ];
+        judged |= read.contains(&true);
+    }
+    judged
 }
 
 /// Bytes from a server are a head and a body, of which nothing is lost, or refused.

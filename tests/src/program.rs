@@ -158,6 +158,13 @@ impl Watched {
         Self(rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).expect("the process runs"))
     }
 
+    /// The same of a process that may have ended; none if it has.
+    #[must_use]
+    pub fn if_running(pid: i32) -> Option<Self> {
+        let pid = rustix::process::Pid::from_raw(pid)?;
+        rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok().map(Self)
+    }
+
     /// Waits for its end.
     ///
     /// # Panics

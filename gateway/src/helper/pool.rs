@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, MissedTickBehavior};
+use tokio::time::{Instant, MissedTickBehavior, timeout};
 
 /// Workers of one session, one a policy; the one that idled longest makes room.
 const PER_SESSION: usize = 16;
@@ -28,6 +28,10 @@ const VIEWS: u32 = 8;
 const IDLE: Duration = Duration::from_secs(300);
 /// How often idle workers are looked for.
 const SWEEP: Duration = Duration::from_secs(30);
+/// Spawners that are asked for one worker, if they die meanwhile.
+const SPAWNERS: usize = 4;
+/// How long it may take until it is known whether a worker ended by itself or with its spawner.
+const SPAWNER_DEATH: Duration = Duration::from_secs(1);
 /// Requests to the pool in line; each is one call of a connection, and those are bounded.
 const QUEUE: usize = 64;
 
@@ -327,6 +331,15 @@ async fn confined(
     if let Some(spare) = spare {
         match Worker::confine(spare, policy, spawner.clone()).await {
             Err(WorkerError::Start(reason)) => tracing::warn!("a spare worker was of no use: {reason}"),
+            confined => return confined,
+        }
+    }
+    for _attempt in 1..SPAWNERS {
+        let mut child = spawner.worker(own_view).await?;
+        let ended = std::mem::replace(&mut child.ended, oneshot::channel().1);
+        match Worker::confine(child, policy, spawner.clone()).await {
+            // Nothing was asked of it. If it ended with its spawner, the next one has another.
+            Err(WorkerError::Start(_)) if matches!(timeout(SPAWNER_DEATH, ended).await, Ok(Err(_))) => {}
             confined => return confined,
         }
     }

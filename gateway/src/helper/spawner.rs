@@ -2,42 +2,32 @@
 //!
 //! One task talks to it. Whoever holds the `exit` of a [`Child`] owns the process: when that is dropped before the process
 //! ended, the task kills it, so that a caller that goes away at any moment leaks nothing. When the helper dies,
-//! everything that waits here fails as lost, and each `exit` is an error.
+//! everything that waits for its answer fails as lost, each `exit` is an error, and its owner starts another one: the handles stay
+//! good, and no id is given twice.
 
 #[cfg(test)]
 pub(crate) mod fake;
+mod life;
+mod owner;
 mod task;
 
-use self::task::{Ask, Task};
-use super::socket::{FrameReceiver, FrameSender, pair_up, watch_fd};
-use crate::metrics::Present;
+use self::life::{Begin, Found, Life};
+use self::owner::{Now, Owner};
+use self::task::Ask;
+use crate::metrics::Metrics;
 use portcullis_protocol::denial::Denials;
-use portcullis_protocol::helper::{
-    BUILD, CgroupLayer, Command, Enforced, ExitStatus, HIDDEN_FLAG, NamespaceLayer, Role, SpawnerEvent, SpawnerRequest,
-    StepFailed, decode, encode,
-};
-use portcullis_protocol::limit::{LimitInForce, LimitReached, ProcessLimits, SessionLimits, TreeEnd};
+use portcullis_protocol::helper::{CgroupLayer, Command, Enforced, ExitStatus, NamespaceLayer, SpawnerRequest, StepFailed};
+use portcullis_protocol::limit::{DefaultBounds, LimitInForce, LimitReached, ProcessLimits, SessionLimits, TreeEnd};
 use portcullis_protocol::path::Bytes;
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream as StdStream;
-use std::path::Path;
-use std::process::Child as HelperChild;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
-use tokio::io::Interest;
 use tokio::net::UnixStream;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
-use tokio::time::timeout;
-
-/// How long the helper may take to say that it is ready.
-const PATIENCE: Duration = Duration::from_secs(10);
-
-/// How long it may take to end after its socket closed, and again after it was killed. Its children are killed with it.
-const END_PATIENCE: Duration = Duration::from_millis(1500);
 
 /// Requests in line; each holds up to three descriptors.
 const QUEUE: usize = 64;
@@ -50,17 +40,10 @@ pub(crate) const KILL: i32 = 9;
 pub(crate) struct Spawner {
     asks: mpsc::Sender<Ask>,
     ids: Arc<AtomicU64>,
-    pid: u32,
+    now: watch::Receiver<Now>,
     /// Never taken back: a daemon outlives the process that was started, and the spawner knows no process's network.
     has_dialers: Arc<AtomicBool>,
     found: Arc<Found>,
-}
-
-/// What the helper tried at its start.
-#[derive(Debug)]
-pub(crate) struct Found {
-    pub(crate) namespaces: NamespaceLayer,
-    pub(crate) cgroups: CgroupLayer,
 }
 
 /// The task behind the handles, for the one who started it.
@@ -179,9 +162,12 @@ pub(crate) enum SpawnerError {
     /// A socket for a worker could not be made.
     #[error("make the sockets of a worker: {0}")]
     Socket(#[from] io::Error),
-    /// It has ended.
+    /// The gateway stops.
     #[error("the spawner has ended")]
     Ended,
+    /// It died, and another one does not start.
+    #[error("the spawner has died and cannot be replaced yet ({0}); try again later")]
+    Trouble(Arc<str>),
 }
 
 /// Why a process does not run.
@@ -196,49 +182,29 @@ pub(crate) enum LaunchError {
 }
 
 impl Spawner {
-    /// Starts the helper from an executable whose `main` dispatches hidden roles first. `present` is dropped with it.
+    /// Starts the helper from an executable whose `main` dispatches hidden roles first.
     pub(crate) async fn start(
         executable: &Path,
         session_limits: SessionLimits,
-        present: Present,
+        bounds: DefaultBounds,
+        records: Option<PathBuf>,
+        metrics: Arc<Metrics>,
     ) -> Result<(Self, SpawnerTask), SpawnerError> {
-        let failed = |error| SpawnerError::Start(executable.display().to_string(), error);
-        let (ours, theirs) = StdStream::pair().map_err(failed)?;
-        ours.set_nonblocking(true).map_err(failed)?;
-        let ours = UnixStream::from_std(ours).map_err(failed)?;
-        let mut child = spawn(executable, theirs).map_err(failed)?;
-        let (mut sender, mut receiver) = pair_up(ours);
-        let ready = timeout(PATIENCE, greet(&mut sender, &mut receiver, session_limits)).await;
-        let ready = ready.unwrap_or_else(|_| Err(format!("not ready within {} s", PATIENCE.as_secs())));
-        let found = match ready {
-            Ok(found) => found,
-            Err(reason) => {
-                drop((sender, receiver));
-                let _already_ended = child.kill();
-                let ended = reap(child).await;
-                return Err(SpawnerError::Handshake(format!("{reason} ({ended})")));
-            }
-        };
+        let begin = Begin { executable: executable.to_owned(), session_limits, bounds, records, metrics };
+        let life = begin.life().await?;
         let (stop, stopped) = oneshot::channel();
-        let (mut spawner, task) = Self::over(sender, receiver, stopped, found);
-        spawner.pid = child.id();
+        let (spawner, owner) = Self::over(&life, stopped, Some(begin));
         let mut tasks = JoinSet::new();
-        tasks.spawn(async move {
-            let end = task.run().await;
-            let status = reap(child).await;
-            drop(present);
-            match end {
-                Ok(()) => tracing::debug!(status, "the spawner has ended"),
-                Err(reason) => tracing::error!(reason, status, "the spawner is lost: nothing can be started any more"),
-            }
-        });
+        tasks.spawn(owner.run(life));
         Ok((spawner, SpawnerTask { tasks, stop }))
     }
 
-    fn over(sender: FrameSender, receiver: FrameReceiver, stopped: oneshot::Receiver<Never>, found: Found) -> (Self, Task) {
+    fn over(life: &Life, stopped: oneshot::Receiver<Never>, begin: Option<Begin>) -> (Self, Owner) {
         let (asks, queue) = mpsc::channel(QUEUE);
-        let (ids, has_dialers, found) = (Arc::default(), Arc::default(), Arc::new(found));
-        (Self { asks, ids, pid: 0, has_dialers, found }, Task::new(sender, receiver, queue, stopped))
+        let (now, known) = watch::channel(Now::first(life.body.pid()));
+        let (ids, has_dialers, found) = (Arc::default(), Arc::default(), Arc::new(life.found.clone()));
+        let owner = Owner { asks: queue, stopped, now: Arc::new(now), begin, found: Arc::clone(&found) };
+        (Self { asks, ids, now: known, has_dialers, found }, owner)
     }
 
     /// What of the namespaces it can give a process, as it tried at its start.
@@ -266,7 +232,7 @@ impl Spawner {
 
     /// Starts a process and waits until it runs. Dropping the future kills what may have been started.
     pub(crate) async fn process(&self, launch: Launch) -> Result<Child, LaunchError> {
-        let lost = |_| LaunchError::Lost(SpawnerError::Ended.to_string());
+        let lost = |error: SpawnerError| LaunchError::Lost(error.to_string());
         if launch.may_dial {
             // Before it runs, and so before it can dial.
             self.has_dialers.store(true, Ordering::SeqCst);
@@ -294,14 +260,19 @@ impl Spawner {
         let _spawner_ended = self.ask(Ask::Request(SpawnerRequest::KillWorker { id })).await;
     }
 
-    /// Whether things can be started.
-    pub(crate) fn is_alive(&self) -> bool {
-        !self.asks.is_closed()
+    /// Why nothing can be started now, if so.
+    pub(crate) fn trouble(&self) -> Option<Arc<str>> {
+        let now = self.now.borrow();
+        match now.pid {
+            Some(_) if !self.asks.is_closed() => None,
+            _ => Some(now.trouble.clone().unwrap_or_else(|| "it has ended".into())),
+        }
     }
 
-    /// Its process id, whose descendants are all that was ever started.
-    pub(crate) fn pid(&self) -> u32 {
-        self.pid
+    /// The processes below which everything is that was ever started and lives, of spawners that have died too.
+    pub(crate) fn ancestors(&self) -> Vec<u32> {
+        let now = self.now.borrow();
+        now.pid.into_iter().chain(now.elders.iter().copied()).collect()
     }
 
     /// Whether a process was ever started that is confined and could dial the gateway.
@@ -310,56 +281,14 @@ impl Spawner {
     }
 
     async fn ask(&self, ask: Ask) -> Result<(), SpawnerError> {
+        let refusal = Some(self.now.borrow()).filter(|now| now.is_late).and_then(|now| now.trouble.clone());
+        if let Some(trouble) = refusal {
+            return Err(SpawnerError::Trouble(trouble));
+        }
         self.asks.send(ask).await.map_err(|_| SpawnerError::Ended)
     }
 
     fn id(&self) -> u64 {
         self.ids.fetch_add(1, Ordering::Relaxed)
     }
-}
-
-/// Starts the executable in its hidden role with the socket as standard input and output. The standard library uses
-/// `posix_spawn` for this, so nothing of ours runs between fork and exec.
-fn spawn(executable: &Path, socket: StdStream) -> io::Result<HelperChild> {
-    let stdin = OwnedFd::from(socket);
-    let stdout = stdin.try_clone()?;
-    #[expect(clippy::disallowed_methods, reason = "the one place that starts a process: our own executable, never a client's")]
-    std::process::Command::new(executable)
-        .args([HIDDEN_FLAG, Role::Spawner.name(), BUILD])
-        .env_clear()
-        .stdin(stdin)
-        .stdout(stdout)
-        .spawn()
-}
-
-/// Hello, and Ready with what it tried.
-async fn greet(sender: &mut FrameSender, receiver: &mut FrameReceiver, session_limits: SessionLimits) -> Result<Found, String> {
-    let hello = SpawnerRequest::Hello { build: BUILD.to_owned(), session_limits };
-    let hello = encode(&hello, &[], 0).map_err(|error| error.to_string())?;
-    sender.send(&hello, &[]).await.map_err(|error| error.to_string())?;
-    let (frame, _none) = receiver.recv().await.map_err(|error| error.to_string())?.ok_or("it ended at once")?;
-    match decode(&frame.body).map_err(|error| error.to_string())? {
-        SpawnerEvent::Ready { namespaces, cgroups } => Ok(Found { namespaces, cgroups }),
-        SpawnerEvent::WrongBuild { build } => Err(format!("its build is {build}, ours is {BUILD}: both must be one executable")),
-        other => Err(format!("its first word was {other:?}")),
-    }
-}
-
-/// Waits for the helper's end, for a while; then kills it by its process id, which is its own until it is reaped.
-async fn reap(mut child: HelperChild) -> String {
-    for _attempt in 0..2 {
-        if timeout(END_PATIENCE, ended(&child)).await.is_ok()
-            && let Ok(Some(status)) = child.try_wait()
-        {
-            return status.to_string();
-        }
-        let _already_ended = child.kill();
-    }
-    "it cannot be killed".to_owned()
-}
-
-async fn ended(child: &HelperChild) -> io::Result<()> {
-    let pidfd = pidfd_open(Pid::from_child(child), PidfdFlags::empty())?;
-    let _readable = watch_fd(pidfd, Interest::READABLE)?.readable().await?;
-    Ok(())
 }

@@ -4,8 +4,8 @@ use super::socket::{FrameReceiver, FrameSender, pair_up};
 use super::spawner::{Spawner, SpawnerError, WorkerChild};
 use crate::session::Turn;
 use portcullis_protocol::helper::{
-    BUILD, Enforced, Frame, FsDone, FsError, FsOperation, FsReply, FsRequest, NamespaceLayer, StepFailed, WorkerAnswer,
-    WorkerSetup, decode, encode, encode_head,
+    BUILD, Enforced, Frame, FsDone, FsError, FsOperation, FsReply, FsRequest, INLINE_PAYLOAD, NamespaceLayer, StepFailed,
+    WorkerAnswer, WorkerSetup, decode, encode, encode_head,
 };
 use portcullis_protocol::path::Bytes;
 use portcullis_sandbox::policy::Policy;
@@ -255,16 +255,21 @@ impl Task {
                 },
                 job = jobs.recv(), if wanted && !is_sending => match job {
                     Some(job) => match self.accept(job) {
-                        Ok((sender, frame, content)) => sending = Some(Box::pin(send(sender, frame, content))),
+                        Ok((id, sender, frame, content)) => sending = Some((id, Box::pin(send(sender, frame, content)))),
                         Err(error) => return error,
                     },
                     None => wanted = false,
                 },
-                (sender, sent) = async { sending.as_mut().expect("Invariant: guarded").await }, if is_sending => {
+                (id, (sender, sent)) = async {
+                    let (id, sending) = sending.as_mut().expect("Invariant: guarded");
+                    (*id, sending.await)
+                }, if is_sending => {
                     sending = None;
                     self.sender = Some(sender);
-                    if let Err(error) = sent {
-                        return format!("its worker's socket failed: {error}");
+                    match sent {
+                        Ok(()) => {}
+                        Err(error) if FrameSender::is_untouched(&error) => self.not_sent(id),
+                        Err(error) => return format!("its worker's socket failed: {error}"),
                     }
                 }
                 () = tokio::time::sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
@@ -274,7 +279,15 @@ impl Task {
         }
     }
 
-    fn accept(&mut self, job: Job) -> Result<(FrameSender, Vec<u8>, Content), String> {
+    /// A request whose descriptor the kernel did not take fails alone: not a byte of it was sent.
+    fn not_sent(&mut self, id: u64) {
+        let Some(awaited) = self.awaited.remove(&id) else { return };
+        self.shared.awaited.store(self.awaited.len(), Ordering::Relaxed);
+        let answer = Answer { outcome: Err(FsError::InFlight(INLINE_PAYLOAD)), turn: awaited.turn };
+        let _caller_gone = awaited.reply.send(Ok(answer));
+    }
+
+    fn accept(&mut self, job: Job) -> Result<(u64, FrameSender, Vec<u8>, Content), String> {
         let id = self.next;
         self.next += 1;
         let (payload, descriptors) = match &job.request.content {
@@ -288,7 +301,7 @@ impl Task {
         self.awaited.insert(id, Awaited { turn: job.turn, reply: job.reply });
         self.deadlines.push_back((Instant::now() + job.deadline, id));
         self.shared.awaited.store(self.awaited.len(), Ordering::Relaxed);
-        Ok((sender, frame, job.request.content))
+        Ok((id, sender, frame, job.request.content))
     }
 
     fn answer(&mut self, frame: Frame, descriptors: Vec<OwnedFd>) -> Result<(), String> {

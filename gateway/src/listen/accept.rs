@@ -10,9 +10,9 @@ use super::socket::{Listener, Socket};
 use super::tls;
 use super::upgrade::{Upgrade, Upgrading};
 use crate::audit::{Audit, Entry};
-use crate::core::Readiness;
 use crate::metrics::{Metrics, Refused};
 use crate::peer::{Ends, Peers};
+use crate::readiness::Readiness;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Extension, Request, State};
@@ -179,9 +179,12 @@ fn routes(serving: Serving) -> Router {
     all.layer(middleware::from_fn_with_state(serving.clone(), refuse_pages)).with_state(serving)
 }
 
-async fn ready(State(serving): State<Serving>) -> StatusCode {
-    let is_ready = serving.readiness.is_ready() && !serving.stop.is_cancelled();
-    if is_ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }
+async fn ready(State(serving): State<Serving>) -> Response {
+    match serving.readiness.obstacle() {
+        None if !serving.stop.is_cancelled() => StatusCode::OK.into_response(),
+        None => StatusCode::SERVICE_UNAVAILABLE.into_response(),
+        Some(text) => (StatusCode::SERVICE_UNAVAILABLE, format!("{text}\n")).into_response(),
+    }
 }
 
 /// Who connects from this machine may look, as at whether it is ready. From elsewhere, what an upgrade asks for is asked for: how

@@ -7,7 +7,7 @@
 
 use std::fs;
 use std::io;
-use std::path::Path;
+use std::time::Instant;
 
 /// Processes between one and the first of all. Only a tree that changes under our eyes could be this deep.
 const DEEPEST: usize = 100_000;
@@ -29,10 +29,6 @@ struct Kin {
 }
 
 impl Holder {
-    pub(super) fn pid(&self) -> u32 {
-        self.lineage[0].pid
-    }
-
     /// Whether it is that process or was started by it, by its children, and so on: who loses its parent in there becomes a
     /// child of the spawner, which is a subreaper, so nobody gets out of its line.
     pub(super) fn descends_from(&self, ancestor: u32) -> bool {
@@ -56,41 +52,48 @@ pub(super) fn by_number(pid: u32) -> io::Result<Option<Holder>> {
     Ok(lineage(pid).map(|lineage| Holder { lineage }))
 }
 
-/// The first process that is seen to hold the socket. Nobody outside of the spawner's descendants can have been handed a
-/// socket of one of those that are confined, so the first one speaks for all.
-pub(super) fn of(inode: u32) -> io::Result<Option<Holder>> {
+/// The processes of this machine, as they are now.
+pub(super) fn processes() -> io::Result<Vec<u32>> {
     look()?;
-    let socket = format!("socket:[{inode}]");
+    let mut found = Vec::new();
     for entry in fs::read_dir("/proc")? {
-        let Some(pid) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-        if holds(pid, &socket)
-            && let Some(lineage) = settled(pid, &socket)
-        {
-            return Ok(Some(Holder { lineage }));
-        }
+        found.extend(entry?.file_name().to_str().and_then(|name| name.parse::<u32>().ok()));
     }
-    Ok(None)
+    Ok(found)
 }
 
-/// The ancestors of a process that holds the socket, before and after it was seen to; none if it went away or let go of it.
-fn settled(pid: u32, socket: &str) -> Option<Vec<Kin>> {
-    for _attempt in 0..ATTEMPTS {
-        let before = lineage(pid);
-        if !holds(pid, socket) {
-            return None;
+/// Tells of each socket that a process has open, and answers whether all were looked at in time. One that cannot be looked at
+/// is not known to have any.
+pub(super) fn sockets(pid: u32, until: Instant, mut tell: impl FnMut(u32)) -> bool {
+    let Ok(descriptors) = fs::read_dir(format!("/proc/{pid}/fd")) else { return Instant::now() < until };
+    for (nth, entry) in descriptors.flatten().enumerate() {
+        if nth % 256 == 0 && Instant::now() >= until {
+            return false;
         }
-        match (before, lineage(pid)) {
-            (Some(before), Some(after)) if before == after => return Some(after),
-            _changed => {}
-        }
+        let Ok(target) = fs::read_link(entry.path()) else { continue };
+        let number = target.to_str().and_then(|target| target.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok());
+        number.into_iter().for_each(&mut tell);
     }
-    None
+    true
 }
 
-/// Whether a process has the socket open. One that cannot be looked at is not known to.
-fn holds(pid: u32, socket: &str) -> bool {
-    let Ok(descriptors) = fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
-    descriptors.flatten().any(|entry| fs::read_link(entry.path()).is_ok_and(|target| target == Path::new(socket)))
+impl Holder {
+    /// A process that holds a socket, with ancestors that were the same before and after it was seen to; none if it went away or let
+    /// go of it.
+    pub(super) fn settled(pid: u32, inode: u32, until: Instant) -> Option<Self> {
+        for _attempt in 0..ATTEMPTS {
+            let (before, mut holds) = (lineage(pid), false);
+            sockets(pid, until, |other| holds |= other == inode);
+            if !holds {
+                return None;
+            }
+            match (before, lineage(pid)) {
+                (Some(before), Some(lineage)) if before == lineage => return Some(Self { lineage }),
+                _changed => {}
+            }
+        }
+        None
+    }
 }
 
 /// A process and its ancestors; none if one went away meanwhile.

@@ -7,29 +7,33 @@ use rustix::fs::fstat;
 use std::io;
 use std::os::unix::net::UnixStream;
 
-/// Whether the connection may be served whose accepted socket has this number, and which this process of this user made.
-pub(super) fn tell(inode: u64, uid: u32, pid: Option<u32>, spawner: u32) -> Result<(), PeerError> {
+/// Whether the connection may be served whose accepted socket has this number, and which this process of this user made; or the
+/// number of the socket whose holders have to be known for that.
+pub(super) fn question(
+    inode: u64,
+    uid: u32,
+    pid: Option<u32>,
+    ancestors: impl Fn() -> Vec<u32>,
+) -> Result<Option<u32>, PeerError> {
     let own = rustix::process::geteuid().as_raw();
     if uid != own && uid != 0 {
         return Err(PeerError::Stranger { caller: uid, own });
     }
     // Nothing that the gateway confines is ever of another user than its own.
     if uid != own {
-        return Ok(());
+        return Ok(None);
     }
     let nobody = |text: &str| PeerError::Nobody(text.to_owned());
     let unknown = |text: &'static str| move |error: io::Error| PeerError::Nobody(format!("{text}: {error}"));
     let pid = pid.filter(|pid| *pid != 0).ok_or_else(|| nobody("it comes from a process of another pid namespace"))?;
     let caller = holder::by_number(pid).map_err(unknown("/proc"))?;
     let caller = caller.ok_or_else(|| nobody("the process that made it has ended"))?;
-    if caller.descends_from(spawner) {
+    if ancestors().into_iter().any(|ancestor| caller.descends_from(ancestor)) {
         return Err(PeerError::Descendant(pid));
     }
     let other = other_end(inode).map_err(unknown("sock_diag"))?;
     let other = other.ok_or_else(|| nobody("its other end is closed or of another network namespace"))?;
-    let holder = holder::of(other).map_err(unknown("/proc"))?;
-    let holder = holder.ok_or_else(|| nobody("no process that can be looked at holds its other end"))?;
-    if holder.descends_from(spawner) { Err(PeerError::Descendant(holder.pid())) } else { Ok(()) }
+    Ok(Some(other))
 }
 
 /// Whether the kernel answers such questions here, by one whose answer is known.
@@ -60,6 +64,10 @@ mod tests {
 
     /// No process: nobody descends from it.
     const NOBODY: u32 = u32::MAX;
+
+    fn tell(inode: u64, uid: u32, pid: Option<u32>, spawner: u32) -> Result<(), PeerError> {
+        crate::peer::tests::told(question(inode, uid, pid, || vec![spawner])?, spawner, PeerError::Nobody)
+    }
 
     fn own() -> u32 {
         rustix::process::geteuid().as_raw()

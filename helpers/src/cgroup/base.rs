@@ -1,12 +1,16 @@
 //! Where groups can be made: below the own group of this process, in a hierarchy that is mounted and may be written to.
 
 use super::{Base, Controller};
+use crate::tree;
 use std::fs;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::path::{Path, PathBuf};
 
 /// What the names of our directories begin with; then come the spawner's process id and a random number.
 const PREFIX: &str = "portcullis-";
+
+/// What the gateway moves into, below one of those.
+const BESIDE: &str = "gateway";
 
 /// A place for each controller, or why there is none.
 pub(super) fn find() -> [Result<Base, String>; 2] {
@@ -25,7 +29,7 @@ pub(super) fn find() -> [Result<Base, String>; 2] {
 
 /// Version 2, if both controllers can be had in it.
 fn unified(own: &str, mounts: &str, name: &str) -> Result<PathBuf, String> {
-    let directory = own_directory(own, mounts, None).ok_or("no cgroup v2 is mounted")?;
+    let directory = above_our_own(own_directory(own, mounts, None).ok_or("no cgroup v2 is mounted")?);
     let offered = fs::read_to_string(directory.join("cgroup.controllers")).unwrap_or_default();
     let lacks: Vec<_> = ["pids", "memory"].into_iter().filter(|name| !offered.split_whitespace().any(|it| it == *name)).collect();
     if !lacks.is_empty() {
@@ -43,18 +47,29 @@ fn unified(own: &str, mounts: &str, name: &str) -> Result<PathBuf, String> {
     Ok(path)
 }
 
+/// An earlier spawner of this gateway may have moved it into a group: the next one's place is beside that, not in it, where each more
+/// spawner would lie deeper.
+fn above_our_own(own: PathBuf) -> PathBuf {
+    let base = own.parent().filter(|_| own.ends_with(BESIDE));
+    let is_ours = |base: &&Path| base.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(PREFIX));
+    base.filter(is_ours).and_then(Path::parent).map_or(own.clone(), Path::to_owned)
+}
+
 /// Has the controllers in the groups below a directory. No group may have processes of its own then, so if nobody but the gateway
 /// and this process is in it, they move into one beside.
 fn pass_on(directory: &Path, base: &Path) -> std::io::Result<()> {
     let enable = || fs::write(directory.join("cgroup.subtree_control"), "+pids +memory");
     if enable().is_err() {
-        let ours = [std::process::id(), rustix::process::getppid().map_or(0, |pid| pid.as_raw_nonzero().get().unsigned_abs())];
+        // This process, its warden and the gateway.
+        let warden = rustix::process::getppid();
+        let ours = [Some(rustix::process::getpid()), warden, warden.and_then(tree::parent_of)];
+        let ours = ours.map(|pid| pid.map_or(0, |pid| pid.as_raw_nonzero().get().unsigned_abs()));
         let inside = fs::read_to_string(directory.join("cgroup.procs"))?;
         let inside: Vec<u32> = inside.lines().filter_map(|line| line.parse().ok()).collect();
         if inside.iter().any(|pid| !ours.contains(pid)) {
             return enable();
         }
-        let beside = base.join("gateway");
+        let beside = base.join(BESIDE);
         fs::create_dir(&beside)?;
         for pid in inside {
             fs::write(beside.join("cgroup.procs"), pid.to_string())?;
@@ -95,6 +110,21 @@ fn own_directory(own: &str, mounts: &str, controller: Option<&str>) -> Option<Pa
     places.next()
 }
 
+/// Removes what a spawner that has ended made, of which nobody is left: it was in there itself.
+pub(crate) fn remove_of(spawner: u32) {
+    let read = |file: &str| fs::read_to_string(file).unwrap_or_default();
+    let (own, mounts) = (read("/proc/self/cgroup"), read("/proc/self/mountinfo"));
+    let name = format!("{PREFIX}{spawner}-");
+    for hierarchy in [None, Some(Controller::Pids.name()), Some(Controller::Memory.name())] {
+        let Some(directory) = own_directory(&own, &mounts, hierarchy).map(above_our_own) else { continue };
+        for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+            if entry.file_name().to_str().is_some_and(|found| found.starts_with(&name)) {
+                remove(&entry.path());
+            }
+        }
+    }
+}
+
 /// Removes what spawners left that were killed: directories of ours whose process is gone, and in which nobody is.
 fn remove_leftovers(directory: &Path) {
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
@@ -132,6 +162,11 @@ mod tests {
         assert_eq!(found(Some("memory")).as_deref(), Some("/sys/fs/cgroup/memory/a:b"));
         assert_eq!(found(None).as_deref(), Some("/sys/fs/cgroup/unified/x.scope"));
         assert_eq!(found(Some("devices")), None);
+        for (place, expect) in
+            [("/a/portcullis-7-f/gateway", "/a"), ("/a/gateway", "/a/gateway"), ("/a/portcullis-7-f", "/a/portcullis-7-f")]
+        {
+            assert_eq!(above_our_own(PathBuf::from(place)), Path::new(expect));
+        }
         let elsewhere = own.replace("/job/mine", "/other");
         assert_eq!(own_directory(&elsewhere, mounts, Some("pids")), None, "what is mounted does not show it");
     }

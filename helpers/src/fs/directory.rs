@@ -88,7 +88,10 @@ fn make_missing(view: &View, path: &Path, follow: bool) -> Result<(), FsError> {
         _missing => {}
     }
     let mut here = open_exact(present, OFlags::PATH | OFlags::DIRECTORY).map_err(os)?;
+    let mut path = present.to_owned();
     for name in missing.into_iter().rev() {
+        view.check_directory(&path, &here)?;
+        path.push(name);
         match mkdirat(&here, name, Mode::from_raw_mode(0o777)) {
             // Made by somebody else meanwhile, or by a former try.
             Ok(()) | Err(Errno::EXIST) => {}

@@ -7,8 +7,10 @@
 use super::os;
 use super::trace::{Last, Step, trace};
 use portcullis_protocol::helper::FsError;
+use portcullis_sandbox::compiled::Compiled;
 use portcullis_sandbox::gitfile::{is_a_strangers, line};
 use portcullis_sandbox::policy::PROTECTED_NAMES;
+use portcullis_sandbox::survey::LEADING;
 use rustix::fs::{AtFlags, CWD, FileType, statat};
 use rustix::io::Errno;
 use std::collections::HashSet;
@@ -21,9 +23,19 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, Default)]
 pub(super) struct Pointers {
     /// Protected with everything below.
-    trees: Vec<PathBuf>,
+    trees: Vec<Pointed>,
     /// Links and directories on the way: protected themselves, but not what else lies in them.
     way: HashSet<PathBuf>,
+}
+
+/// A place that a protected name leads to.
+#[derive(Debug)]
+struct Pointed {
+    place: PathBuf,
+    /// The repository that it is a part of, or itself: an entry that names it, or something in it, takes the protection away.
+    repository: Option<PathBuf>,
+    /// What led there.
+    pointer: PathBuf,
 }
 
 impl Pointers {
@@ -44,9 +56,18 @@ impl Pointers {
         Ok(pointers)
     }
 
-    /// Whether a link-free path is protected.
-    pub(super) fn cover(&self, real: &Path) -> bool {
-        self.way.contains(real) || self.trees.iter().any(|tree| real.starts_with(tree))
+    /// Whether a link-free path leads to what is protected, and must stay.
+    pub(super) fn lead_through(&self, real: &Path) -> bool {
+        self.way.contains(real)
+    }
+
+    /// The protected places that cover a link-free path.
+    pub(super) fn over<'a>(&'a self, real: &'a Path, tables: &'a Compiled) -> impl Iterator<Item = &'a Path> {
+        let covers = move |tree: &&Pointed| {
+            let is_named = |repository: &PathBuf| tables.is_named(real, repository, &tree.pointer);
+            real.starts_with(&tree.place) && !tree.repository.as_ref().is_some_and(is_named)
+        };
+        self.trees.iter().filter(covers).map(|tree| tree.place.as_path())
     }
 
     /// Whether something in a tree is protected.
@@ -64,14 +85,18 @@ impl Pointers {
             Err(errno) => return Err(os(errno)),
         };
         match kind {
-            FileType::Symlink => drop(self.follow(place)?),
+            FileType::Symlink => {
+                if let Some(real) = self.follow(place)? {
+                    self.trees.push(Pointed { place: real, repository: None, pointer: place.to_owned() });
+                }
+            }
             FileType::RegularFile if may_be_file => {
                 let line = match line(place) {
                     Err(Errno::NOENT) => return Ok(()),
                     other => other.map_err(os)?,
                 };
                 if let Some(target) = line.strip_prefix(b"gitdir: ") {
-                    self.repository(&root.join(OsStr::from_bytes(target)))?;
+                    self.repository(place, &root.join(OsStr::from_bytes(target)))?;
                 }
             }
             _in_place => {}
@@ -80,21 +105,35 @@ impl Pointers {
     }
 
     /// The directory of a work tree, and the one that it shares with others: hooks and settings lie there.
-    fn repository(&mut self, path: &Path) -> Result<(), FsError> {
+    fn repository(&mut self, pointer: &Path, path: &Path) -> Result<(), FsError> {
         let Some(real) = self.follow(path)? else {
             return Ok(());
         };
-        let Some(shared) = self.follow(&real.join("commondir"))? else {
-            return Ok(());
-        };
-        // Mostly there is none. One that lies outside the policy is not for this worker to read.
-        if let Ok(line) = line(&shared) {
-            self.follow(&real.join(OsStr::from_bytes(&line)))?;
+        let mut whole = real.clone();
+        if let Some(shared) = self.follow(&real.join("commondir"))? {
+            // Mostly there is none. One that lies outside the policy is not for this worker to read.
+            if let Ok(line) = line(&shared)
+                && let Some(common) = self.follow(&real.join(OsStr::from_bytes(&line)))?
+            {
+                self.protect(pointer, &common, &common);
+                whole = common;
+            }
         }
+        // These by an entry of their own only.
+        for place in LEADING.map(|name| real.join(name)) {
+            self.protect(pointer, &place, &place);
+        }
+        let repository = if real.starts_with(&whole) { whole } else { real.clone() };
+        self.protect(pointer, &real, &repository);
         Ok(())
     }
 
-    /// Protects where a path leads, and the way; none if it leads nowhere.
+    fn protect(&mut self, pointer: &Path, place: &Path, repository: &Path) {
+        let [place, repository, pointer] = [place, repository, pointer].map(Path::to_owned);
+        self.trees.push(Pointed { place, repository: Some(repository), pointer });
+    }
+
+    /// Protects the way to where a path leads; none if it leads nowhere.
     fn follow(&mut self, path: &Path) -> Result<Option<PathBuf>, FsError> {
         // Nothing is told to anybody of what lies on the way, so nothing needs to be judged.
         let traced = trace(path, Last::Follow, |step| {
@@ -107,7 +146,6 @@ impl Pointers {
             Ok(trace) => {
                 // Also what is missing: it could be made as a link to anywhere.
                 self.way.extend(trace.real.ancestors().map(Path::to_owned));
-                self.trees.push(trace.real.clone());
                 Ok(Some(trace.real))
             }
             // A loop, or more than this worker may look at: as far as it goes, the way is protected.

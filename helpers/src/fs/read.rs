@@ -5,7 +5,8 @@ use super::view::{Follow, View};
 use super::{Answer, is, os};
 use portcullis_protocol::helper::{FsDone, FsError};
 use portcullis_protocol::path::AbsolutePath;
-use rustix::fs::{FileType, MemfdFlags, OFlags, SealFlags, Stat, fcntl_add_seals, fstat, fstatfs, memfd_create};
+use portcullis_sandbox::kernel_files::check_handed_over;
+use rustix::fs::{FileType, MemfdFlags, OFlags, SealFlags, Stat, fcntl_add_seals, fstat, memfd_create};
 use rustix::io::{Errno, read, write};
 use std::os::fd::OwnedFd;
 
@@ -18,10 +19,8 @@ const INLINE: usize = 64 * 1024;
 /// Bytes moved at once where the kernel cannot do it alone.
 pub(super) const BLOCK: usize = 256 * 1024;
 
-/// File systems whose reads end soon whatever others do, by their numbers in linux/magic.h and the like: ext2 to ext4, xfs,
-/// btrfs, tmpfs, overlayfs, zfs, f2fs, bcachefs, erofs, squashfs.
-const LOCAL: [u64; 10] =
-    [0xef53, 0x5846_5342, 0x9123_683e, 0x0102_1994, 0x794c_7630, 0x2fc1_2fc1, 0xf2f5_2010, 0xca45_1a4e, 0xe0f5_e1e2, 0x7371_7368];
+/// Bytes of a file behind a handle, where the worker reads it into memory because it may not hand it over. A connection holds many.
+const HANDLE: u64 = 16 << 20;
 
 /// The content of a regular file of at most `limit` bytes.
 pub(super) fn file(view: &View, path: &AbsolutePath, follow: bool, limit: u64) -> Result<Answer, FsError> {
@@ -30,7 +29,7 @@ pub(super) fn file(view: &View, path: &AbsolutePath, follow: bool, limit: u64) -
     if size > limit {
         return Err(FsError::TooLarge(limit));
     }
-    if size > INLINE as u64 && is_local(&file) {
+    if size > INLINE as u64 && check_handed_over(&file).is_ok() {
         return Ok(Answer { outcome: Ok(FsDone::Descriptor { size }), payload: Vec::new(), descriptor: Some(file) });
     }
     // One byte more than it has shows with one call that this is the end. Files in /proc say that they are empty.
@@ -54,9 +53,16 @@ pub(super) fn file(view: &View, path: &AbsolutePath, follow: bool, limit: u64) -
     into_memory(&file, content, limit)
 }
 
-/// An open regular file, for a handle.
+/// An open regular file, for a handle. Whoever reads it has more rights than a confined worker: what the kernel judges again at each
+/// read is read here, as it is now.
 pub(super) fn open(view: &View, path: &AbsolutePath) -> Result<Answer, FsError> {
     let (file, stat) = open_regular(view, path, Follow::All)?;
+    if view.rules().is_some() && check_handed_over(&file).is_err() {
+        let mut start = vec![0; BLOCK];
+        let got = read_some(&file, &mut start)?;
+        start.truncate(got);
+        return into_memory(&file, start, HANDLE);
+    }
     Ok(Answer { outcome: Ok(FsDone::Descriptor { size: size_of(&stat) }), payload: Vec::new(), descriptor: Some(file) })
 }
 
@@ -108,11 +114,6 @@ fn write_all(file: &OwnedFd, mut bytes: &[u8]) -> Result<(), FsError> {
         bytes = &bytes[written..];
     }
     Ok(())
-}
-
-fn is_local(file: &OwnedFd) -> bool {
-    let magic = fstatfs(file).ok().and_then(|stat| u64::try_from(stat.f_type).ok());
-    magic.is_some_and(|magic| LOCAL.contains(&magic))
 }
 
 #[cfg(test)]
@@ -218,15 +219,40 @@ mod tests {
     }
 
     #[test]
-    fn the_workers_own_secrets_are_denied_under_a_policy() {
+    fn no_process_is_seen_under_a_policy() {
         let view = confined(&[("/".as_ref(), "read")]);
         let own = std::process::id();
-        for path in ["/proc/self/environ".to_owned(), "/proc/thread-self/maps".to_owned(), format!("/proc/{own}/mem")] {
+        let own_files = ["/proc/self/environ", "/proc/thread-self/maps", "/dev/fd/0", "/proc/mounts"].map(str::to_owned);
+        for path in own_files.into_iter().chain([format!("/proc/{own}/mem"), "/proc/1/cmdline".to_owned()]) {
             let path = AbsolutePath::new(path).unwrap();
-            assert_eq!(refusal(read_file(&view, path, true)), 13);
+            let error = read_file(&view, path.clone(), true).unwrap_err();
+            let FsError::Denied(2, Some(denial)) = &error else { panic!("{path}: {error:?}") };
+            assert!(denial.rule.contains("stands for a process") && denial.path == path.to_string(), "{denial:?}");
         }
-        // The control: without a policy the same file is readable.
-        assert!(read_file(&View::unconfined(), AbsolutePath::new("/proc/self/environ").unwrap(), true).is_ok());
+        assert_eq!(refusal(read_file(&view, AbsolutePath::new("/proc/keys").unwrap(), true)), 2);
+        let version = AbsolutePath::new("/proc/version").unwrap();
+        assert_eq!(read_file(&view, version, true).unwrap(), std::fs::read("/proc/version").unwrap());
+        // The control: without a policy the same files are readable.
+        for path in ["/proc/self/environ", "/proc/1/cmdline", "/proc/mounts"] {
+            assert!(read_file(&View::unconfined(), AbsolutePath::new(path).unwrap(), true).is_ok(), "{path}");
+        }
+    }
+
+    #[test]
+    fn a_handle_on_no_local_file_system_is_a_copy() {
+        let view = confined(&[("/".as_ref(), "read")]);
+        let path = AbsolutePath::new("/proc/version").unwrap();
+        let expect = std::fs::read("/proc/version").unwrap();
+        let open = |view| carry_out(view, FsOperation::Open { path: path.clone(), mode: OpenMode::Read }, b"", Vec::new());
+        let answer = open(&view);
+        assert_eq!(answer.outcome, Ok(FsDone::Descriptor { size: expect.len() as u64 }));
+        let copy = answer.descriptor.unwrap();
+        check_handed_over(&copy).unwrap();
+        let mut content = vec![0; expect.len() + 1];
+        assert_eq!(rustix::io::pread(&copy, &mut content[..], 0).unwrap(), expect.len());
+        assert_eq!(content[..expect.len()], expect);
+        // The control: without a policy it is the file itself, which the gateway must not read for somebody confined.
+        assert!(check_handed_over(open(&View::unconfined()).descriptor.unwrap()).is_err());
     }
 
     #[test]

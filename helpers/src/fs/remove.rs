@@ -70,7 +70,7 @@ fn remove_tree(view: &View, place: &Place) -> Result<(), FsError> {
     if let Some(narrower) = &narrower {
         scan(view, narrower, &place.path)?;
     }
-    let mut removal = Removal { rules: narrower.as_ref(), way: Vec::new(), path: place.path.clone(), changed: false };
+    let mut removal = Removal { view, rules: narrower.as_ref(), way: Vec::new(), path: place.path.clone(), changed: false };
     removal.run(place).map_err(|stop| match stop {
         // Nothing is gone yet, so the plain answer is the whole truth.
         error if !removal.changed => error,
@@ -149,6 +149,7 @@ fn identity(directory: &OwnedFd) -> Result<Identity, FsError> {
 
 /// A tree on its way out.
 struct Removal<'a> {
+    view: &'a View,
     /// Asked again for each name, if it may make a difference.
     rules: Option<&'a Narrower<'a>>,
     /// The directories from the tree's own parent down to the parent of the current one.
@@ -176,7 +177,7 @@ impl Removal<'_> {
                 Err(Errno::NOENT) => {}
                 Err(Errno::NOTEMPTY | Errno::EXIST) if refills < MOST_REFILLS => {
                     refills += 1;
-                    here = openat(parent, &name, flags(), Mode::empty()).map_err(os)?;
+                    here = self.open(parent, &name)?;
                     continue;
                 }
                 Err(errno) => return Err(os(errno)),
@@ -217,9 +218,16 @@ impl Removal<'_> {
 
     /// Opens a directory that is about to be emptied, and remembers the one that it lies in.
     fn enter(&mut self, parent: &OwnedFd, name: &OsStr) -> Result<OwnedFd, FsError> {
-        let entered = openat(parent, name, flags(), Mode::empty()).map_err(os)?;
+        let entered = self.open(parent, name)?;
         self.way.push(identity(parent)?);
         Ok(entered)
+    }
+
+    /// Opens the current directory, which may be a mount point.
+    fn open(&self, parent: &OwnedFd, name: &OsStr) -> Result<OwnedFd, FsError> {
+        let directory = openat(parent, name, flags(), Mode::empty()).map_err(os)?;
+        self.view.check_directory(&self.path, &directory)?;
+        Ok(directory)
     }
 
     /// The directory above the current one, if it is the one that was left.
@@ -356,7 +364,8 @@ mod tests {
         tree.mkdir("d/z");
         // Something that even root cannot unlink is hard to come by; the walk up is what fails here.
         let place = View::unconfined().place(&tree.at("d"), Follow::Parents).unwrap();
-        let mut removal = Removal { rules: None, way: Vec::new(), path: tree.at("d"), changed: false };
+        let view = View::unconfined();
+        let mut removal = Removal { view: &view, rules: None, way: Vec::new(), path: tree.at("d"), changed: false };
         let here = removal.enter(&place.directory, &place.name).unwrap();
         std::fs::rename(tree.at("d"), tree.at("moved")).unwrap();
         tree.mkdir("elsewhere");

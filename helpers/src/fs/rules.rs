@@ -9,13 +9,15 @@ use portcullis_protocol::denial::Wanted;
 use portcullis_protocol::helper::FsError;
 use portcullis_protocol::path::AbsolutePath;
 use portcullis_sandbox::compiled::{Compiled, Verdict};
+use portcullis_sandbox::explain::POINTED;
+use portcullis_sandbox::kernel_files::{FileSystem, Hidden, hidden};
 use portcullis_sandbox::policy::{Access, Files, Policy, PolicyError};
 use portcullis_sandbox::roots::{Identity, Roots};
-use rustix::fs::{AtFlags, CWD, OFlags, Stat, fstat, fstatfs, statat};
+use rustix::fs::{AtFlags, CWD, OFlags, statat};
 use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::{OsStr, OsString};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 /// What an operation wants of a path.
@@ -43,8 +45,19 @@ fn is_kernels(real: &Path) -> bool {
     ["/proc", "/sys"].into_iter().any(|kernel| real.starts_with(kernel))
 }
 
-/// The rule that no policy's entry is behind.
-const OWN_PROCESS: &str = "the server's own helper processes, which no policy grants";
+/// The rule over file systems that the kernel makes up.
+const KERNELS_OWN: &str = "the kernel's own files are never changed under a policy";
+
+/// The rule over names that file calls do not see, which no entry is behind: the component, why, and what to do instead.
+fn hidden_rule(hidden: Hidden<'_>) -> String {
+    match hidden {
+        Hidden::Process(at) => format!(
+            "`{}` stands for a process, of which file calls under a policy see none; name the file itself, or start a process that reads it",
+            at.display()
+        ),
+        Hidden::Masked(at) => format!("`{}` shows the machine's kernel, which no policy grants", at.display()),
+    }
+}
 
 /// A restricted policy on this machine.
 #[derive(Debug)]
@@ -58,8 +71,6 @@ pub(super) struct Rules {
     leads: BTreeMap<PathBuf, BTreeSet<OsString>>,
     /// Those on the way of the policy's paths.
     links: Links,
-    /// Device of /proc, if it is one.
-    proc_device: Option<u64>,
 }
 
 impl Rules {
@@ -76,8 +87,8 @@ impl Rules {
             let known = identities.entry(root.real.clone()).or_default();
             *known = known.or(opened);
         }
-        let links = Links::new(policy, &roots, is_own_process)?;
-        Ok(Some(Self { compiled, identities, roots, leads, links, proc_device: proc_device() }))
+        let links = Links::new(policy, &roots, |place| hidden(place).is_some())?;
+        Ok(Some(Self { compiled, identities, roots, leads, links }))
     }
 
     /// That what the policy's paths resolved to is what they resolve to now.
@@ -118,14 +129,17 @@ impl Rules {
 
     /// Refuses to change what has to stay because something protected or denied is reached through it.
     fn keep(&self, real: &Path, pointers: &Pointers) -> Result<(), FsError> {
-        let rule = if self.links.cover(real) {
-            "a link that the policy's own paths lead through"
-        } else if pointers.cover(real) {
-            "a place that a protected name leads to"
+        let (rule, grant) = if self.links.cover(real) {
+            ("a link that the policy's own paths lead through".to_owned(), None)
         } else {
-            return Ok(());
+            let over: Vec<&Path> = pointers.over(real, &self.compiled).collect();
+            match (over.is_empty(), pointers.lead_through(real)) {
+                (true, false) => return Ok(()),
+                (true, true) => (POINTED.to_owned(), None),
+                (false, _) => self.compiled.why_pointed(real, &over, |place| open_exact(place, OFlags::PATH).is_ok()),
+            }
         };
-        Err(refused(Errno::ROFS, real, Wanted::Write, rule.to_owned(), None))
+        Err(refused(Errno::ROFS, real, Wanted::Write, rule, grant))
     }
 
     /// Read anew each time, and for every writable root: something outside may have made one after the start.
@@ -136,12 +150,10 @@ impl Rules {
     }
 
     fn judge(&self, real: &Path, want: Want) -> Result<(), Errno> {
-        // What the worker holds itself: its sockets, its memory with the content of other requests.
-        if is_own_process(real) {
-            return Err(Errno::ACCESS);
-        }
         match (self.compiled.verdict(real), want) {
             (Verdict::Denied, _) => Err(Errno::ACCESS),
+            // The worker's own among them: its sockets, its memory with the content of other requests.
+            _any if hidden(real).is_some() => Err(Errno::NOENT),
             (Verdict::Unlisted, _) if !self.is_visible(real) => Err(Errno::NOENT),
             (Verdict::Unlisted, Want::Read) => Err(Errno::NOENT),
             (Verdict::Unlisted | Verdict::Read | Verdict::Protected, Want::Write) => Err(Errno::ROFS),
@@ -159,11 +171,11 @@ impl Rules {
     /// The rule that decides over a link-free path, in words, and the entry that would allow what was wanted of it; none where
     /// no entry would.
     fn why(&self, real: &Path, want: Want) -> (String, Option<(PathBuf, Access)>) {
-        if is_own_process(real) {
-            return (OWN_PROCESS.to_owned(), None);
+        if let Some(hidden) = hidden(real).filter(|_| self.compiled.verdict(real) != Verdict::Denied) {
+            return (hidden_rule(hidden), None);
         }
         if want == Want::Write && is_kernels(real) && self.compiled.verdict(real) == Verdict::Write {
-            return ("the kernel's own files are never changed under a policy".to_owned(), None);
+            return (KERNELS_OWN.to_owned(), None);
         }
         let access = if want == Want::Write { Access::Write } else { Access::Read };
         // What is hidden is not looked at, and the client is told what it named itself.
@@ -173,7 +185,7 @@ impl Rules {
 
     /// Whether a path exists for the client.
     pub(super) fn is_visible(&self, real: &Path) -> bool {
-        self.compiled.verdict(real) != Verdict::Denied && self.compiled.is_visible(real)
+        hidden(real).is_none() && self.compiled.verdict(real) != Verdict::Denied && self.compiled.is_visible(real)
     }
 
     /// For a tree in which something may be less than writable: what to ask of the names in it.
@@ -206,18 +218,17 @@ impl Rules {
         if now == self.identities.get(root).copied().flatten() { Ok(()) } else { Err(FsError::Stale) }
     }
 
-    /// That an opened file is no file of the worker's own in a second mount of /proc.
-    pub(super) fn check_opened(&self, real: &Path, opened: &OwnedFd) -> Result<(), FsError> {
-        let names_process = |name: &OsStr| name == "self" || name == "thread-self" || number(name).is_some_and(is_own_thread);
-        // Only a path with such a name in it costs the question.
-        if !real.iter().any(names_process) {
-            return Ok(());
-        }
-        let stat = fstat(opened).map_err(os)?;
-        if Some(stat.st_dev) != self.proc_device {
-            return Ok(());
-        }
-        Err(refused(Errno::ACCESS, real, Wanted::Read, OWN_PROCESS.to_owned(), None))
+    /// That what was opened lies on a file system where it may be used so. The path does not tell: any may be mounted anywhere.
+    pub(super) fn check_opened(&self, real: &Path, opened: &OwnedFd, want: Want) -> Result<(), FsError> {
+        let (errno, rule) = match FileSystem::of(opened).map_err(os)? {
+            FileSystem::Processes if !real.starts_with("/proc") => {
+                (Errno::ACCESS, "a procfs that is mounted elsewhere than /proc, of which file calls under a policy see nothing")
+            }
+            FileSystem::Tracing => (Errno::ACCESS, "a file system that shows what processes do, which no policy grants"),
+            system if want == Want::Write && !system.can_be_changed() => (Errno::ROFS, KERNELS_OWN),
+            _usable => return Ok(()),
+        };
+        Err(refused(errno, real, want.wanted(), rule.to_owned(), None))
     }
 }
 
@@ -251,28 +262,4 @@ fn leads(policy: &Policy, roots: &Roots) -> BTreeMap<PathBuf, BTreeSet<OsString>
     granted.clone().map(AbsolutePath::as_path).for_each(&mut add);
     roots.all().iter().filter(|root| root.access != Access::Deny).for_each(|root| add(&root.real));
     leads
-}
-
-fn proc_device() -> Option<u64> {
-    let proc = open_exact(Path::new("/proc"), OFlags::PATH | OFlags::DIRECTORY).ok()?;
-    // PROC_SUPER_MAGIC of linux/magic.h.
-    (fstatfs(&proc).ok()?.f_type == 0x9fa0).then_some(())?;
-    fstat(proc.as_fd()).ok().map(|stat: Stat| stat.st_dev)
-}
-
-/// Whether a path leads into this process's own directory in /proc.
-fn is_own_process(real: &Path) -> bool {
-    let Some(name) = real.strip_prefix("/proc").ok().and_then(|rest| rest.iter().next()) else {
-        return false;
-    };
-    name == "self" || name == "thread-self" || number(name).is_some_and(is_own_thread)
-}
-
-fn number(name: &OsStr) -> Option<u32> {
-    name.to_str()?.parse().ok()
-}
-
-/// Threads have directories in /proc like processes, only unlisted.
-fn is_own_thread(number: u32) -> bool {
-    statat(CWD, format!("/proc/self/task/{number}"), AtFlags::empty()).is_ok()
 }

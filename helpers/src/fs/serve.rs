@@ -7,9 +7,9 @@
 
 use super::Answer;
 use crate::frames::{Inlet, ReceiveError, Received, Wait, send_parts};
-use portcullis_protocol::helper::{FsError, FsOperation, FsReply, FsRequest, decode, encode_head};
+use portcullis_protocol::helper::{FsDone, FsError, FsOperation, FsReply, FsRequest, INLINE_PAYLOAD, decode, encode_head};
 use rustix::event::epoll::{self, Event, EventData, EventFlags};
-use rustix::io::Errno;
+use rustix::io::{Errno, pread};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -124,16 +124,21 @@ where
                 let _alone = Self::begin(self);
             }
             let request: FsRequest = decode(&frame.body)?;
+            let is_read = matches!(request.operation, FsOperation::ReadFile { .. });
             let carried = catch_unwind(AssertUnwindSafe(|| (self.carry)(request.operation, &frame.payload, descriptors)));
             let answer = carried.unwrap_or_else(|_panic| {
                 // What was panicked about went to standard error; one request must not take the others with it.
                 FsError::Unsupported("internal error: the request could not be carried out".to_owned()).into()
             });
-            self.reply(request.id, answer)?;
+            match self.reply(request.id, answer)? {
+                None => {}
+                Some(unsent) => drop(self.reply(request.id, without_descriptor(unsent, is_read))?),
+            }
         }
     }
 
-    fn reply(&self, id: u64, answer: Answer) -> Result<(), ServeError> {
+    /// Sends an answer. One whose descriptor the kernel does not take comes back, and nothing of it was sent.
+    fn reply(&self, id: u64, answer: Answer) -> Result<Option<Answer>, ServeError> {
         let Answer { outcome, payload, descriptor } = answer;
         let reply = FsReply { id, outcome };
         let (head, payload, descriptor) = match encode_head(&reply, payload.len(), usize::from(descriptor.is_some())) {
@@ -146,12 +151,46 @@ where
         };
         let _turn = lock(&self.outlet);
         match send_parts(self.socket.as_fd(), [&head, &payload], descriptor.as_ref().map(AsFd::as_fd)) {
-            Ok(()) => Ok(()),
+            Ok(()) => Ok(None),
             // The gateway is gone; the next read will say so too.
-            Err(Errno::PIPE | Errno::CONNRESET) => Ok(()),
+            Err(Errno::PIPE | Errno::CONNRESET) => Ok(None),
+            // The descriptors of this user that are on their way are too many (unix(7)). That is said before a byte is sent.
+            Err(Errno::TOOMANYREFS) if descriptor.is_some() => Ok(Some(Answer { outcome: reply.outcome, payload, descriptor })),
             Err(errno) => Err(ServeError::Send(errno)),
         }
     }
+}
+
+/// The same answer without its descriptor: content that was read goes in the frame if it fits, a watch becomes none, and else it is an
+/// error of this request alone.
+fn without_descriptor(answer: Answer, is_read: bool) -> Answer {
+    let too_large = FsError::InFlight(INLINE_PAYLOAD);
+    match (answer.outcome, answer.descriptor) {
+        (Ok(FsDone::Descriptor { .. }), Some(file)) if is_read => match read_inline(&file) {
+            Ok(Some(payload)) => Answer { outcome: Ok(FsDone::Content), payload, descriptor: None },
+            Ok(None) => too_large.into(),
+            Err(errno) => FsError::Os(errno.raw_os_error()).into(),
+        },
+        (Ok(FsDone::Watching(_)), _) => Ok(FsDone::Watching(Vec::new())).into(),
+        (Ok(_done), _) => too_large.into(),
+        (error, _) => error.into(),
+    }
+}
+
+/// The whole of a file, if a frame holds it.
+fn read_inline(file: &OwnedFd) -> Result<Option<Vec<u8>>, Errno> {
+    let mut content = vec![0; INLINE_PAYLOAD + 1];
+    let mut length = 0;
+    while length < content.len() {
+        match pread(file, &mut content[length..], length as u64) {
+            Ok(0) => break,
+            Ok(got) => length += got,
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    content.truncate(length);
+    Ok((length <= INLINE_PAYLOAD).then_some(content))
 }
 
 /// When the event fires: when there is something to read, or at once if a whole frame was read already, for a socket can nearly
@@ -185,7 +224,7 @@ mod tests {
     use super::super::{View, carry_out};
     use super::*;
     use crate::frames::send_all;
-    use portcullis_protocol::helper::{FsDone, encode};
+    use portcullis_protocol::helper::encode;
     use portcullis_protocol::path::AbsolutePath;
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
     use std::sync::mpsc::{Receiver, channel};

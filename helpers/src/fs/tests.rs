@@ -1,5 +1,7 @@
 //! What the tests of the operations share: a tree of files, and policies without a kernel behind them.
 
+mod fuzz;
+
 use super::View;
 use portcullis_protocol::helper::FsError;
 use portcullis_protocol::path::AbsolutePath;

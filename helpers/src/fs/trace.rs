@@ -70,10 +70,12 @@ pub(super) fn open_exact(path: &Path, flags: OFlags) -> Result<OwnedFd, Errno> {
 }
 
 /// A step of a resolution.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub(super) enum Step<'a> {
     /// A name that is about to be looked at, without links before it.
     Name(&'a Path),
+    /// What that name turned out to be, opened with `O_PATH`.
+    Found(&'a Path, &'a OwnedFd),
     /// A link that is about to be followed, and the names behind it as they stand: what the path is called here.
     Spelling(&'a Path),
 }
@@ -130,6 +132,7 @@ fn attempt(path: &Path, last: Last, see: &mut impl FnMut(Step<'_>) -> Result<(),
             Err(Errno::NOTDIR) => return Ok(walk.missing(candidate, true)),
             Err(errno) => return Err(errno.into()),
         };
+        see(Step::Found(&candidate, &found))?;
         let is_last = walk.todo.is_empty();
         let kind = FileType::from_raw_mode(fstat(&found)?.st_mode);
         if kind == FileType::Symlink && !(is_last && last == Last::Keep) {

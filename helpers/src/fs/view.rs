@@ -110,7 +110,7 @@ impl View {
         if lexical.is_ok() {
             rules.check_root(path)?;
             match open_exact(path, flags) {
-                Ok(descriptor) => return checked(rules, descriptor, Cow::Borrowed(path)),
+                Ok(descriptor) => return checked(rules, descriptor, Cow::Borrowed(path), want),
                 // A link, so the path is not the real one.
                 Err(Errno::LOOP) if follow != Follow::None => {}
                 Err(errno) => return Err(which_link(path, errno)),
@@ -128,7 +128,7 @@ impl View {
             rules.check_root(&trace.real)?;
             trace.exists()?;
             match open_exact(&trace.real, flags) {
-                Ok(descriptor) => return checked(rules, descriptor, Cow::Owned(trace.real)),
+                Ok(descriptor) => return checked(rules, descriptor, Cow::Owned(trace.real), want),
                 Err(Errno::LOOP) => {}
                 Err(errno) => return Err(os(errno)),
             }
@@ -153,6 +153,7 @@ impl View {
                 rules.permit_spelling(path)?;
                 trace(path, last, |step| match step {
                     Step::Name(real) => rules.permit(real, Want::Stat),
+                    Step::Found(real, found) => rules.check_opened(real, found, Want::Stat),
                     Step::Spelling(path) => rules.permit_spelling(path),
                 })
             }
@@ -206,12 +207,19 @@ impl View {
         }
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let opened = if links { openat(CWD, parent, flags, Mode::empty()) } else { open_exact(parent, flags) };
-        Ok(Place { directory: opened.map_err(os)?, name: name.to_owned(), path: path.to_owned() })
+        let directory = opened.map_err(os)?;
+        self.check_directory(parent, &directory)?;
+        Ok(Place { directory, name: name.to_owned(), path: path.to_owned() })
+    }
+
+    /// That names may be made and removed in an opened directory, as far as its file system decides.
+    pub(super) fn check_directory(&self, path: &Path, directory: &OwnedFd) -> Result<(), FsError> {
+        self.rules.as_ref().map_or(Ok(()), |rules| rules.check_opened(path, directory, Want::Write))
     }
 }
 
-fn checked<'a>(rules: &Rules, descriptor: OwnedFd, path: Cow<'a, Path>) -> Result<Opened<'a>, FsError> {
-    rules.check_opened(&path, &descriptor)?;
+fn checked<'a>(rules: &Rules, descriptor: OwnedFd, path: Cow<'a, Path>, want: Want) -> Result<Opened<'a>, FsError> {
+    rules.check_opened(&path, &descriptor, want)?;
     Ok(Opened { descriptor, path })
 }
 
@@ -262,20 +270,73 @@ mod tests {
         prop::collection::vec((name, thing), 1..12)
     }
 
-    /// Puts things where there is room for them; what does not fit is left out.
+    /// Puts things where there is room for them; what does not fit, or would land outside of the tree, is left out.
     fn plant(tree: &Tree, things: &[(String, Thing)]) {
+        plant_below(tree.root(), things);
+    }
+
+    fn plant_below(root: &Path, things: &[(String, Thing)]) {
+        let real = root.canonicalize().unwrap();
+        let stays = |path: &Path| landing(path).is_some_and(|at| at.starts_with(&real));
         for (name, thing) in things {
-            let path = tree.at(name);
-            let _room = std::fs::create_dir_all(path.parent().unwrap());
+            let path = root.join(name);
+            let mut parents: Vec<&Path> = path.ancestors().skip(1).take_while(|parent| *parent != root).collect();
+            parents.reverse();
+            for parent in parents.into_iter().filter(|parent| stays(parent)) {
+                let _exists = std::fs::create_dir(parent);
+            }
+            if !stays(&path) {
+                continue;
+            }
             let _planted = match thing {
-                Thing::Directory => std::fs::create_dir_all(path),
+                Thing::Directory => std::fs::create_dir(path),
                 Thing::File => std::fs::write(path, name),
                 Thing::Link(to) => {
-                    let to = to.replace("{root}", tree.root().to_str().unwrap());
+                    let to = to.replace("{root}", root.to_str().unwrap());
                     std::os::unix::fs::symlink(to, path)
                 }
             };
         }
+    }
+
+    /// Where something of this name is made or written, all links followed. The last name need not exist.
+    fn landing(path: &Path) -> Option<PathBuf> {
+        let mut path = path.to_owned();
+        for _ in 0..40 {
+            // A path that ends in `..` or `/` is a directory, which exists or cannot be made.
+            let Some(name) = path.file_name() else { return path.canonicalize().ok() };
+            let at = path.parent()?.canonicalize().ok()?.join(name);
+            let Ok(target) = at.read_link() else { return Some(at) };
+            path = at.parent()?.join(target);
+        }
+        None
+    }
+
+    #[test]
+    fn what_is_planted_stays_in_its_tree() {
+        let outer = Tree::new();
+        outer.mkdir("inner");
+        let inner = outer.at("inner");
+        let link = |name: &str, to: &str| (name.to_owned(), Thing::Link(to.to_owned()));
+        let file = |name: &str| (name.to_owned(), Thing::File);
+        let things = [
+            link("up", ".."),
+            link("dangling", "../made"),
+            link("chain", "dangling"),
+            link("absolute", outer.at("made").to_str().unwrap()),
+            link("own", "later"),
+            file("up/made"),
+            file("up/d/made"),
+            ("up/directory".to_owned(), Thing::Directory),
+            file("dangling"),
+            file("chain"),
+            file("absolute"),
+            file("own"),
+        ];
+        plant_below(&inner, &things);
+        assert_eq!(outer.names(""), ["inner"]);
+        // The control: links within the tree are written through.
+        assert_eq!(std::fs::read(inner.join("later")).unwrap(), b"own");
     }
 
     proptest! {

@@ -10,6 +10,7 @@ use super::view::{Follow, Place, View};
 use super::{Answer, is, os};
 use portcullis_protocol::helper::{FsDone, FsError};
 use portcullis_protocol::path::AbsolutePath;
+use portcullis_sandbox::kernel_files::check_local;
 use rustix::fs::{AtFlags, FallocateFlags, FileType, Mode, OFlags, fallocate, fstat, ftruncate, openat, statat, unlinkat};
 use rustix::io::{Errno, pread, pwrite};
 use std::os::fd::OwnedFd;
@@ -64,7 +65,16 @@ pub(super) fn open(view: &View, path: &AbsolutePath) -> Result<Answer, FsError> 
         FsError::NotAFile(_) if view.stat(path.as_path(), Follow::All).is_ok_and(|stat| is_fifo(stat.st_mode)) => os(Errno::NXIO),
         other => other,
     })?;
-    let file = target.finish(|file| ftruncate(file, 0).map_err(os))?;
+    let file = target.finish(|file| {
+        if view.rules().is_some() {
+            check_local(file).map_err(|problem| {
+                FsError::Unsupported(format!(
+                    "a handle for writing cannot be had under a policy: {problem}; write the file whole with fs/writeFile"
+                ))
+            })?;
+        }
+        ftruncate(file, 0).map_err(os)
+    })?;
     Ok(Answer { outcome: Ok(FsDone::Descriptor { size: 0 }), payload: Vec::new(), descriptor: Some(file) })
 }
 

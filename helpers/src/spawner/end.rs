@@ -1,19 +1,14 @@
-//! Ends: of children, and of what they leave on the machine.
+//! Ends of children.
 
-use super::{End, Spawner, data_of};
+use super::{End, Spawner};
 use crate::children::Name;
-use crate::dispatch::complain;
-use crate::removal::Removal;
 use crate::sys;
-use crate::tether::{self, Leftovers, Outcome, Tether};
+use crate::tether::{Leftovers, Outcome, Tether};
 use crate::tree;
 use portcullis_protocol::helper::{ExitStatus, SpawnerEvent};
-use rustix::event::epoll::{self, EventFlags};
+use rustix::event::epoll;
 use rustix::process::Pid;
 use std::collections::HashSet;
-
-/// So many children that were killed are replaced: whoever kills more means it. The next sandbox there removes what is left.
-const MOST_KILLED: u32 = 2;
 
 impl Spawner {
     /// Reaps every child that ended.
@@ -39,18 +34,16 @@ impl Spawner {
             self.conclude(launch, Some(status), failure);
         }
         self.listen(pid);
-        self.hear_removal(pid);
         let name = self.children.name(pid);
         sys::reap(pid);
-        let removal = self.removals.remove(&pid);
-        let is_removal = removal.is_some();
+        let is_remover = self.removing.pid() == Some(pid);
         let tether = self.tethers.remove(&pid);
         // A copy of it in somebody's hands would keep it there otherwise.
         let _out_already = tether.as_ref().map(|tether| epoll::delete(&self.said, tether));
-        let is_stranger = name.is_none() && !is_removal && tether.is_none();
+        let is_stranger = name.is_none() && !is_remover && tether.is_none();
         let has_left_others = is_stranger || tether.as_ref().is_some_and(|tether| tether.leaves_others(status));
-        if let Some(removal) = removal {
-            self.bury_removal(removal);
+        if is_remover {
+            self.replace_remover();
         }
         let (end, mut left) = match tether {
             Some(tether) => tether.finish(status),
@@ -66,7 +59,7 @@ impl Spawner {
         match name {
             Some(Name::Process(id)) => {
                 self.children.remove(pid);
-                self.bury_keeper(pid, left, end.map(|outcome| (id, outcome)));
+                self.bury_init(left.token, end.map(|outcome| (id, outcome)));
             }
             Some(Name::Spare(_)) => {
                 self.children.remove(pid);
@@ -76,12 +69,12 @@ impl Spawner {
                 self.children.remove(pid);
                 self.tell(&SpawnerEvent::WorkerEnded { id, status: Some(status) });
             }
-            None => self.bury_keeper(pid, left, None),
+            None => self.bury_init(left.token, None),
         }
         // Whoever comes up to the spawner has lost its keeper, by its own hand maybe, and is ended.
         if has_left_others {
             let is_ours =
-                |pid| self.children.name(pid).is_some() || self.removals.contains_key(&pid) || self.tethers.contains_key(&pid);
+                |pid| self.children.name(pid).is_some() || self.removing.pid() == Some(pid) || self.tethers.contains_key(&pid);
             tree::kill_all(&HashSet::new(), is_ours);
         }
     }
@@ -89,84 +82,5 @@ impl Spawner {
     pub(super) fn tell_end(&mut self, id: u64, end: Outcome) {
         let Outcome { status, denials, failure, limits } = end;
         self.tell(&SpawnerEvent::Exited { id, status, denials, failure, limits });
-    }
-
-    /// What a child removed is gone, or the child is about to end, of which is heard next.
-    pub(super) fn hear_removal(&mut self, pid: Pid) {
-        let Some(removal) = self.removals.get_mut(&pid) else { return };
-        if let Some(done) = removal.hear() {
-            // A copy of it in a child that was just forked would keep it there otherwise.
-            let _was_there = epoll::delete(&self.said, &done);
-        }
-        if removal.is_done
-            && let Some((id, outcome)) = removal.then.take()
-        {
-            self.tell_end(id, outcome);
-        }
-    }
-
-    /// After its child was reaped: if somebody killed that, another one tries, unless they are all killed.
-    fn bury_removal(&mut self, removal: Removal) {
-        let Removal { points, then, keeper, killed, is_done, .. } = removal;
-        if !is_done && killed < MOST_KILLED {
-            match Removal::begin(points, None, keeper) {
-                Ok((pid, again)) => return self.await_removal(pid, Removal { killed: killed + 1, then, ..again }),
-                Err((points, _none)) => tether::remove(&points),
-            }
-        }
-        if let Some((id, outcome)) = then {
-            self.tell_end(id, outcome);
-        }
-    }
-
-    /// Removes mount points, and then tells of an end, which waits for names only, not for a watch to be closed.
-    fn give_back(&mut self, left: Leftovers, then: Option<(u64, Outcome)>) {
-        let Leftovers { points, watch, .. } = left;
-        let has_points = !points.is_empty();
-        if has_points || watch.is_some() {
-            match Removal::begin(points, watch, None) {
-                Ok((pid, removal)) if has_points => return self.await_removal(pid, Removal { then, ..removal }),
-                Ok((pid, removal)) => self.await_removal(pid, removal),
-                Err((points, _closed)) => tether::remove(&points),
-            }
-        }
-        if let Some((id, outcome)) = then {
-            self.tell_end(id, outcome);
-        }
-    }
-
-    /// Removes what a keeper has let go of while it ends.
-    pub(super) fn take_back(&mut self, keeper: Pid) {
-        let Some((points, watch)) = self.tethers.get_mut(&keeper).and_then(Tether::let_go) else { return };
-        match Removal::begin(points, watch, Some(keeper)) {
-            Ok((pid, removal)) => self.await_removal(pid, removal),
-            Err((points, _closed)) => tether::remove(&points),
-        }
-    }
-
-    /// After a keeper was reaped: what it left is given back, and its end told once nothing of it is on the machine.
-    fn bury_keeper(&mut self, pid: Pid, left: Leftovers, then: Option<(u64, Outcome)>) {
-        match self.removals.values_mut().find(|removal| removal.keeper == Some(pid)) {
-            Some(removal) => {
-                removal.keeper = None;
-                if !removal.is_done {
-                    removal.then = then;
-                    // It let go of all its points; there is a watch left at most.
-                    return self.give_back(left, None);
-                }
-                self.give_back(left, then);
-            }
-            None => self.give_back(left, then),
-        }
-    }
-
-    /// Waits for the end of a removal from here on. Without that its child's end is what is heard of.
-    fn await_removal(&mut self, pid: Pid, removal: Removal) {
-        if let Some(done) = &removal.done
-            && let Err(errno) = epoll::add(&self.said, done, data_of(pid), EventFlags::IN)
-        {
-            complain(format_args!("wait for a removal: {errno}"));
-        }
-        self.removals.insert(pid, removal);
     }
 }

@@ -10,12 +10,14 @@ use crate::launch::{self, Order, Starter, failed};
 use crate::limit::{self, Decided};
 use crate::pending::Launch;
 use crate::probe;
+use crate::remover::Token;
 use crate::spare::{self, Ends, Spare};
 use crate::sys::{self, Fork};
-use crate::tether::{Kind, Tether};
+use crate::tether::Tether;
 use portcullis_protocol::helper::{NamespaceLayer, SpawnerEvent, Step, StepFailed};
 use portcullis_protocol::limit::{ProcessLimits, TreeEnd};
 use portcullis_sandbox::namespaces;
+use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::pipe::{PipeFlags, pipe_with};
@@ -81,8 +83,13 @@ impl Spawner {
         let Decided { limits, in_force, group } = decided;
         let tree = self.tree_end(&order, group.as_ref());
         match self.keeper(Order { limits, ..order }, result) {
-            Ok((pid, kind, session, socket)) => {
-                let tether = Tether::new(socket, session, kind, *asked, group);
+            Ok((pid, line, session, socket)) => {
+                let watched = line.as_ref().map(|(token, socket)| self.removing.watch(*token, socket, pid, true));
+                let tether = Tether::new(socket, session, line, *asked, group);
+                if let Some(Err(errno)) = watched {
+                    complain(format_args!("have a sandbox looked after: {errno}; it is ended"));
+                    tether.end(pid);
+                }
                 self.hear(pid, &tether);
                 self.tethers.insert(pid, tether);
                 self.children.add(Name::Process(id), pid);
@@ -120,25 +127,34 @@ impl Spawner {
     }
 
     /// A keeper with its order: a spare, or one that is forked for it.
-    fn keeper(&mut self, order: Order, result: OwnedFd) -> Result<(Pid, Kind, String, OwnedFd), (&'static str, std::io::Error)> {
+    fn keeper(&mut self, order: Order, result: OwnedFd) -> Result<Kept, (&'static str, std::io::Error)> {
         let session = order.session.clone();
         let (ours, tether) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
             .map_err(|errno| ("make a socket to the keeper", errno.into()))?;
         rustix::io::ioctl_fionbio(&ours, true).map_err(|errno| ("make a socket to the keeper", errno.into()))?;
-        let ends = Ends { result, tether };
-        let (pid, kind) = match self.namespaces {
+        // Before anything runs: programs of the same user may have used up what it takes. Whose it is, is said once that is known.
+        epoll::add(&self.said, &ours, EventData::new_u64(0), EventFlags::empty()).map_err(|errno| {
+            (
+                "wait for the keeper (processes of this user may use up fs.epoll.max_user_watches: end some, or raise it)",
+                errno.into(),
+            )
+        })?;
+        let (pid, line) = match self.namespaces {
             NamespaceLayer::Available { user, .. } if order.own_view => {
+                let (token, socket, line) =
+                    self.begin_removing().map_err(|error| ("have the mount points of a sandbox looked after", error))?;
+                let ends = Ends { result, tether, line: Some(line) };
                 // Those that wait have a network of their own.
                 let ready = if order.own_network { self.hand_to_spare(&order, &ends) } else { None };
                 let pid = ready.map_or_else(|| fork_init(order, ends, user), Ok);
-                (pid.map_err(|error| ("make the namespaces of a sandbox", error))?, Kind::Init)
+                (pid.map_err(|error| ("make the namespaces of a sandbox", error))?, Some((token, socket)))
             }
             _ => match sys::fork().map_err(|error| ("fork a keeper", error))? {
-                Fork::Child => keeper::run(order, ends),
-                Fork::Parent(pid) => (pid, Kind::Reaper),
+                Fork::Child => keeper::run(order, Ends { result, tether, line: None }),
+                Fork::Parent(pid) => (pid, None),
             },
         };
-        Ok((pid, kind, session, ours))
+        Ok((pid, line, session, ours))
     }
 
     /// Has a spare be the init of what is ordered, if there is one that takes it.
@@ -175,6 +191,9 @@ impl Spawner {
         }
     }
 }
+
+/// A keeper with what the spawner holds of it: of an init also what the remover knows it by; its session, and its tether.
+type Kept = (Pid, Option<(Token, OwnedFd)>, String, OwnedFd);
 
 fn fork_init(order: Order, ends: Ends, user: bool) -> std::io::Result<Pid> {
     let ids = user.then(probe::own_ids);

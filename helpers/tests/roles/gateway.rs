@@ -19,9 +19,11 @@ use std::fs::File;
 use std::io::{IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
+use std::sync::OnceLock;
 
 /// A stream of frames with descriptors.
 pub(crate) struct Channel {
@@ -102,6 +104,13 @@ fn start_role_called(name: &str, role: Role, build: &str, stdio: OwnedFd) -> Chi
         .unwrap()
 }
 
+/// Where spawners note what they make on the machine.
+pub(crate) static RECORDS: OnceLock<PathBuf> = OnceLock::new();
+
+fn records() -> Bytes {
+    Bytes(RECORDS.get().unwrap().as_os_str().as_bytes().to_vec())
+}
+
 /// A spawner that has said Ready.
 pub(crate) struct Spawner {
     pub(crate) channel: Option<Channel>,
@@ -113,6 +122,12 @@ pub(crate) struct Spawner {
 }
 
 impl Spawner {
+    /// The spawner itself, the one child of the process that was started, its warden.
+    pub(crate) fn pid(&self) -> i32 {
+        let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", self.process.id())).unwrap();
+        children.trim().parse().unwrap_or_else(|_| panic!("one child of the warden: {children}"))
+    }
+
     pub(crate) fn start() -> Self {
         Self::start_with(SessionLimits::default()).0
     }
@@ -130,7 +145,8 @@ impl Spawner {
     fn begin(name: &str, session_limits: SessionLimits) -> (Self, CgroupLayer) {
         let (mut channel, theirs) = Channel::pair();
         let process = start_role_called(name, Role::Spawner, BUILD, theirs);
-        channel.send(&SpawnerRequest::Hello { build: BUILD.to_owned(), session_limits }, b"", &[]);
+        let (build, bounds) = (BUILD.to_owned(), Default::default());
+        channel.send(&SpawnerRequest::Hello { build, session_limits, bounds, records: Some(records()) }, b"", &[]);
         let SpawnerEvent::Ready { cgroups, namespaces } = channel.expect() else { panic!("its first word is another") };
         (Self { channel: Some(channel), process, newest: 1000, namespaces }, cgroups)
     }

@@ -24,9 +24,22 @@ fn workspace() -> (tempfile::TempDir, PathBuf) {
     (directory, path)
 }
 
-fn children(spawner: &Spawner) -> BTreeSet<i32> {
-    let text = fs::read_to_string(format!("/proc/{0}/task/{0}/children", spawner.process.id())).unwrap();
+/// Children of a process; none once it has ended.
+pub(crate) fn children(pid: i32) -> BTreeSet<i32> {
+    let text = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
     text.split_whitespace().map(|pid| pid.parse().unwrap()).collect()
+}
+
+/// The process of a spawner that removes mount points. It takes its name a moment after it was forked.
+pub(crate) fn remover(spawner: &Spawner) -> i32 {
+    let name = |pid: &i32| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    loop {
+        let found = children(spawner.pid()).into_iter().find(|pid| name(pid) == "remover\n");
+        if let Some(found) = found {
+            return found;
+        }
+        std::thread::yield_now();
+    }
 }
 
 fn a_removal_that_is_killed_is_done_again() {
@@ -45,18 +58,19 @@ fn a_removal_that_is_killed_is_done_again() {
         };
         BufReader::new(stdout).read_line(&mut String::new()).unwrap();
         assert!(workspace.join(".git").is_dir(), "held while it runs");
-        let before = children(&spawner);
+        let remover = remover(&spawner);
+        // What it did at its start.
+        while !children(remover).is_empty() {}
         // It ends with its input.
         drop(File::create(&fifo).unwrap());
         loop {
-            let now = children(&spawner);
-            if let Some(new) = now.difference(&before).next() {
+            if let Some(new) = children(remover).first() {
                 // It may have ended by itself meanwhile.
                 let _ended = kill_process(Pid::from_raw(*new).unwrap(), Signal::KILL);
                 killed += 1;
                 break;
             }
-            if !now.contains(&init) {
+            if !children(spawner.pid()).contains(&init) {
                 break;
             }
         }

@@ -143,12 +143,14 @@ fn nothing_is_left_after_any_death() {
     let mut spawner = Spawner::start();
     let (init, mut stdout) = start_waiting(&mut spawner, &place, 3);
     let init = pidfd_open(init, PidfdFlags::empty()).unwrap();
+    let remover = pidfd_open(Pid::from_raw(super::races::remover(&spawner)).unwrap(), PidfdFlags::empty()).unwrap();
     spawner.process.kill().unwrap();
     spawner.process.wait().unwrap();
     // The program held the other end.
     stdout.read_to_end(&mut Vec::new()).unwrap();
-    // Init cleans up before it ends.
+    // The remover cleans up before it ends.
     ended(&init);
+    ended(&remover);
     assert!(is_clean(), "{:?}", place.names());
 }
 

@@ -114,7 +114,7 @@ fn a_worker_has_namespaces_of_its_own() {
     for expect in ["mount", "pid", "ipc"] {
         assert!(worker.enforced.namespaces.iter().any(|name| name == expect), "{:?}", worker.enforced);
     }
-    let spawner = worker.spawner.process.id();
+    let spawner = worker.spawner.pid().unsigned_abs();
     let [pid] = children(spawner)[..] else { panic!("one worker and nobody else") };
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     assert!(status.contains(&format!("NSpid:\t{pid}\t1\n")), "{status}");
@@ -360,9 +360,8 @@ fn a_worker_in_a_view_ends_by_order_and_with_its_spawner() {
     drop(channel);
     assert_eq!(spawner.event(), SpawnerEvent::WorkerEnded { id: 7, status: Some(ExitStatus::Code(0)) });
     // The spawner has no time to end it.
-    let Worker { mut channel, mut spawner, .. } = Worker::start(Some(&places.policy()));
-    kill_process(Pid::from_child(&spawner.process), Signal::KILL).unwrap();
-    spawner.process.wait().unwrap();
+    let Worker { mut channel, spawner, .. } = Worker::start(Some(&places.policy()));
+    kill_process(Pid::from_raw(spawner.pid()).unwrap(), Signal::KILL).unwrap();
     assert!(channel.receive().is_none());
     // Nothing is left on the machine: no name was made, and no mount is in the way.
     fs::remove_dir_all(places.at("ws")).unwrap();

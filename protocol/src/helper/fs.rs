@@ -259,6 +259,13 @@ pub enum FsError {
     #[error("file is too large to read: limit is {0} bytes")]
     TooLarge(u64),
     /// `follow: false` on a link.
+    /// A descriptor could not be sent, since the kernel bounds those of a user that are on their way; with the bytes that travel
+    /// without one.
+    #[error(
+        "pass a descriptor: the user's bound of descriptors in flight is used up (ETOOMANYREFS); end the process that holds them, or move at most {0} bytes at once and without a handle"
+    )]
+    InFlight(usize),
+    /// A link where none is allowed.
     #[error("path contains a symbolic link")]
     Link,
     /// A tree is removed only with links followed, as clients of this wire know it.

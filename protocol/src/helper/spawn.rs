@@ -2,7 +2,7 @@
 
 use super::errno_text;
 use crate::denial::{Denial, Denials};
-use crate::limit::{LimitInForce, LimitReached, ProcessLimits, SessionLimits, TreeEnd};
+use crate::limit::{DefaultBounds, LimitInForce, LimitReached, ProcessLimits, SessionLimits, TreeEnd};
 use crate::path::{AbsolutePath, Bytes};
 use serde::{Deserialize, Serialize};
 
@@ -15,6 +15,11 @@ pub enum SpawnerRequest {
         build: String,
         /// What all processes of each session together may use.
         session_limits: SessionLimits,
+        /// What holds everything, where it can be held.
+        bounds: DefaultBounds,
+        /// A directory that is the user's alone, for records of what is made on the machine. Its path is real. Without it, what
+        /// needs that is refused.
+        records: Option<Bytes>,
     },
     /// Start a worker. Descriptors: its standard input and output (one socket), its control socket.
     Worker {

@@ -115,7 +115,7 @@ impl FileView {
 
     /// Whether something stands at a path that can be covered. What does not yet is awaited.
     fn is_there(&mut self, path: &Path) -> Result<bool, MountError> {
-        match look(path, false) {
+        match look(path, false, None) {
             // What a link leads to is judged where it is, and no mount holds the link itself.
             Look::There(target) if kind(&target, path)? == FileType::Symlink => Ok(false),
             Look::There(_) if has_come(path) => Ok(true),

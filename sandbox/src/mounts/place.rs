@@ -1,9 +1,11 @@
 //! The places of a policy, one mount each.
 
+use super::kernel::{KernelMounts, Treatment, is_own};
 use super::mask::{Mask, Masks};
-use super::narrow::is_shared;
+use super::own;
+use super::point::is_ours;
 use super::tree::{self, Lock, Tree};
-use super::{Cover, FoundKind, MountError, Plan, Point};
+use super::{Cover, FoundKind, MountError, Plan, Point, Records};
 use crate::compiled::{Resolved, Verdict};
 use crate::roots::{Identity, Root};
 use rustix::fs::{CWD, FileType, fstat, readlinkat, symlinkat};
@@ -17,6 +19,9 @@ use std::path::{Path, PathBuf};
 
 /// Bound of what the names of an empty ground take.
 const GROUND: &str = "16m";
+
+/// Bound of the names that lead on from a denied directory.
+const LEADING: &str = "1m";
 
 /// What the view is laid on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,7 +47,9 @@ pub(super) struct Spot {
 
 /// Builds a view out of places.
 #[derive(Debug)]
-pub(super) struct Builder {
+pub(super) struct Builder<'a> {
+    /// Where is noted what is made on the machine.
+    pub(super) records: Option<&'a Records>,
     spots: BTreeMap<PathBuf, Spot>,
     base: Base,
     /// Links of the policy's own paths, and where they lead.
@@ -56,15 +63,21 @@ pub(super) struct Builder {
     /// Directories on the way to a place that could not be held in their turn: missing, no directory, locked, or another sandbox's
     /// mount point.
     pub(super) loose: BTreeSet<PathBuf>,
+    /// Directories that may not be searched, covered with all that they hold.
+    pub(super) locked: BTreeSet<PathBuf>,
+    /// File systems of the kernel.
+    pub(super) kernel: KernelMounts,
     /// Trees to be locked when everything in them is made.
     open_trees: Vec<(Tree, PathBuf)>,
+    /// Those among them that are not to be listed then.
+    leading: BTreeSet<PathBuf>,
 }
 
-impl Builder {
+impl<'a> Builder<'a> {
     /// Clones what is granted.
-    pub(super) fn take(plan: Plan<'_>) -> Result<Self, MountError> {
+    pub(super) fn take(plan: Plan<'a>, kernel: KernelMounts) -> Result<Self, MountError> {
         let mut spots = BTreeMap::new();
-        for (path, verdict) in places(&plan) {
+        for (path, verdict) in places(&plan, &kernel) {
             let above = nearest(&spots, &path).map_or(Verdict::Unlisted, |spot| spot.verdict);
             // What is merely narrowed is cloned later, out of the view.
             let tree = match verdict {
@@ -76,7 +89,12 @@ impl Builder {
             let tree = match (tree, opened(&plan, &path)) {
                 (Some(lock), Some((descriptor, identity))) if !is_ground => {
                     let tree = Tree::clone_of(descriptor.as_fd(), &path)?;
-                    tree.lock(if is_device(&path) { Lock::Device } else { lock }, &path)?;
+                    let lock = match is_device(&path) {
+                        true if own::is_given_device(&path, plan.roots) => Lock::Device,
+                        true => Lock::ReadOnly,
+                        false => lock,
+                    };
+                    tree.lock(lock, &path)?;
                     Some((tree, identity))
                 }
                 _ => None,
@@ -92,6 +110,7 @@ impl Builder {
         };
         let links = if base == Base::Empty { links(&plan)? } else { Vec::new() };
         Ok(Self {
+            records: plan.records,
             spots,
             base,
             links,
@@ -99,7 +118,10 @@ impl Builder {
             covered: Vec::new(),
             awaited: Vec::new(),
             loose: BTreeSet::new(),
+            locked: BTreeSet::new(),
+            kernel,
             open_trees: Vec::new(),
+            leading: BTreeSet::new(),
         })
     }
 
@@ -137,7 +159,12 @@ impl Builder {
         let mut points = Vec::new();
         let spots = std::mem::take(&mut self.spots);
         for (path, spot) in &spots {
-            // The ground is laid, and these two are the sandbox's own whatever the policy says of the machine's.
+            // These two are the sandbox's own: what is denied there is denied of them.
+            if is_own(path) && spot.verdict == Verdict::Denied {
+                self.narrow_own(path, spot)?;
+                continue;
+            }
+            // The ground is laid, and whatever else the policy says of the machine's processes and devices, it has others.
             if path == Path::new("/") || path == Path::new("/dev") || path.starts_with("/proc") {
                 continue;
             }
@@ -150,14 +177,19 @@ impl Builder {
                 points.extend(self.narrow(path, spot, above, announce)?);
             }
         }
+        self.narrow_kernel_mounts(&spots)?;
         self.place_links(&spots)?;
         Ok(points)
     }
 
     /// Locks what was open for making names in it. What is covered, and what must not come to be.
     pub(super) fn finish(self) -> Result<(Vec<Cover>, Vec<PathBuf>), MountError> {
-        let lock = |path: &Path| if path == Path::new("/dev") { Lock::Device } else { Lock::ReadOnly };
-        self.open_trees.iter().try_for_each(|(tree, path)| tree.lock_top(lock(path), path))?;
+        for (tree, path) in &self.open_trees {
+            if self.leading.contains(path) {
+                tree.shut(path)?;
+            }
+            tree.lock_top(Lock::ReadOnly, path)?;
+        }
         Ok((self.covered, self.awaited))
     }
 
@@ -166,10 +198,20 @@ impl Builder {
         self.open_trees.push((tree, path.to_owned()));
     }
 
+    /// Covers a denied directory by one that can be walked through and not listed. It is made open, since the names in it are still
+    /// to be made, by a process that no mode is open to that is not open to others.
+    pub(super) fn lead_through(&mut self, target: BorrowedFd<'_>, path: &Path) -> Result<&Tree, MountError> {
+        let tree = tree::memory("755", LEADING)?;
+        tree.attach(target, path)?;
+        self.leading.insert(path.to_owned());
+        self.lock_later(tree, path);
+        self.open_trees.last().map(|(tree, _)| tree).ok_or_else(|| MountError::at("cover", path)(Errno::NOENT))
+    }
+
     /// Mounts a directory over itself, so that it cannot be renamed.
     fn hold_directory(&mut self, path: &Path) -> Result<(), MountError> {
         match tree::try_open(path) {
-            Ok(target) if !is_shared(&target, path) => {
+            Ok(target) if !is_ours(&target, path, self.records) => {
                 let tree = Tree::clone_of(target.as_fd(), path)?;
                 tree.attach(target.as_fd(), path)?;
                 self.cover(path, &tree, false)
@@ -223,7 +265,7 @@ impl Builder {
 }
 
 /// The policy's places and those that were found, without what changes nothing.
-fn places(plan: &Plan<'_>) -> BTreeMap<PathBuf, Verdict> {
+fn places(plan: &Plan<'_>, kernel: &KernelMounts) -> BTreeMap<PathBuf, Verdict> {
     let mut all: BTreeMap<PathBuf, Verdict> =
         plan.tables.places().into_iter().map(|place| (place.path.to_owned(), place.verdict)).collect();
     for found in plan.found {
@@ -237,18 +279,31 @@ fn places(plan: &Plan<'_>) -> BTreeMap<PathBuf, Verdict> {
             FoundKind::Protected if plan.tables.verdict(path) == Verdict::Write => {
                 all.insert(path.to_owned(), Verdict::Protected);
             }
+            // Those above come first, so that this is heard.
+            FoundKind::Named if plan.tables.verdict(path) == Verdict::Write => {
+                all.insert(path.to_owned(), Verdict::Write);
+            }
             // By its name alone, so that the tables say so themselves.
             FoundKind::Nested if plan.tables.verdict(path) == Verdict::Protected => {
                 all.insert(path.to_owned(), Verdict::Protected);
             }
-            FoundKind::Protected | FoundKind::Nested | FoundKind::Way => {}
+            FoundKind::Protected | FoundKind::Named | FoundKind::Nested | FoundKind::Way => {}
         }
     }
+    for (path, verdict) in all.iter_mut().filter(|(path, verdict)| verdict.is_granted() && !is_own(path)) {
+        let device = opened(plan, path).map(|(_, identity)| identity.device);
+        *verdict = match device.and_then(|device| kernel.of_device(device)) {
+            Some(Treatment::Denied) => Verdict::Denied,
+            Some(Treatment::ReadOnly) if *verdict == Verdict::Write => Verdict::Read,
+            _files => *verdict,
+        };
+    }
+    own::add_denied(&mut all, plan.tables);
     all
 }
 
 /// The spot that covers a path from above.
-fn nearest<'s>(spots: &'s BTreeMap<PathBuf, Spot>, path: &Path) -> Option<&'s Spot> {
+pub(super) fn nearest<'s>(spots: &'s BTreeMap<PathBuf, Spot>, path: &Path) -> Option<&'s Spot> {
     path.ancestors().skip(1).find_map(|above| spots.get(above))
 }
 

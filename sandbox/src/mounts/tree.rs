@@ -3,7 +3,9 @@
 
 use super::MountError;
 use crate::sys;
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, StatxFlags, mkdirat, mknodat, openat, openat2, statx};
+use rustix::fs::{
+    AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, StatxFlags, fchmod, mkdirat, mknodat, openat, openat2, statx,
+};
 use rustix::io::Errno;
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, fsconfig_create, fsconfig_set_flag,
@@ -78,6 +80,14 @@ impl Tree {
     /// Takes rights away from its first mount only.
     pub(super) fn lock_top(&self, lock: Lock, path: &Path) -> Result<(), MountError> {
         lock_below(self.mount.as_fd(), c"", false, lock, path)
+    }
+
+    /// Lets its first directory be walked through and no longer be listed.
+    pub(super) fn shut(&self, path: &Path) -> Result<(), MountError> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let opened = openat(self.top(), ".", flags, Mode::empty());
+        let shut = opened.and_then(|directory| fchmod(&directory, Mode::from_raw_mode(0o111)));
+        shut.map_err(MountError::at("shut", path))
     }
 
     /// Attaches it over `target`, which says what `path` is.

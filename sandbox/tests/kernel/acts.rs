@@ -17,7 +17,7 @@ pub(crate) fn outcome(act: &str, place: &str) -> String {
 }
 
 /// The names that the tables use.
-fn name(number: i32) -> String {
+pub(crate) fn name(number: i32) -> String {
     let name = match Errno::from_raw_os_error(number) {
         Errno::PERM => "EPERM",
         Errno::ACCESS => "EACCES",
@@ -31,6 +31,21 @@ fn name(number: i32) -> String {
         Errno::CONNREFUSED => "ECONNREFUSED",
         Errno::BADF => "EBADF",
         Errno::NODATA => "ENODATA",
+        Errno::AGAIN => "EAGAIN",
+        Errno::EXIST => "EEXIST",
+        Errno::ISDIR => "EISDIR",
+        Errno::NOTDIR => "ENOTDIR",
+        Errno::LOOP => "ELOOP",
+        Errno::NOTTY => "ENOTTY",
+        Errno::NXIO => "ENXIO",
+        Errno::NODEV => "ENODEV",
+        Errno::BUSY => "EBUSY",
+        Errno::TXTBSY => "ETXTBSY",
+        Errno::IO => "EIO",
+        Errno::OPNOTSUPP => "EOPNOTSUPP",
+        Errno::PROTONOSUPPORT => "EPROTONOSUPPORT",
+        Errno::AFNOSUPPORT => "EAFNOSUPPORT",
+        Errno::SOCKTNOSUPPORT => "ESOCKTNOSUPPORT",
         other => return other.to_string(),
     };
     name.to_owned()
@@ -51,6 +66,9 @@ fn perform(act: &str, place: &str) -> Result<()> {
         "rename" => fs::rename(path, path.with_extension("moved")),
         "symlink" => std::os::unix::fs::symlink("x", &below),
         "chmod" => fs::set_permissions(path, fs::Permissions::from_mode(0o640)),
+        "set-id" => fs::set_permissions(path, fs::Permissions::from_mode(0o4755)),
+        "set-group-id" => fs::set_permissions(path, fs::Permissions::from_mode(0o2755)),
+        "openat2" => number(sys::openat2(place)),
         "chown" => std::os::unix::fs::chown(path, Some(rustix::process::getuid().as_raw()), None),
         "utime" => fs::File::open(path)?.set_modified(std::time::UNIX_EPOCH),
         "xattr" => number(sys::setxattr(place)),
@@ -130,8 +148,15 @@ fn perform(act: &str, place: &str) -> Result<()> {
         #[cfg(target_arch = "x86_64")]
         "int80" => number(sys::int80()),
         "tiocsti" => number(sys::ioctl(0, libc::TIOCSTI)),
+        "line-discipline" => number(sys::ioctl(0, libc::TIOCSETD)),
+        "bridge" => number(sys::ioctl(0, 0x8940)),
         "tioclinux" => number(sys::ioctl(0, libc::TIOCLINUX)),
         "mount" => number(sys::call(libc::SYS_mount, [0; 5])),
+        "statmount" => number(sys::call(457, [0; 5])),
+        "process-madvise" => number(sys::call(libc::SYS_process_madvise, [usize::MAX, 0, 0, 0, 0])),
+        "kcmp" => number(sys::call(libc::SYS_kcmp, [usize::MAX, 0, 0, 0, 0])),
+        // 470 to 999: calls of kernels to come.
+        "newer" => number(sys::call(999, [0; 5])),
         "keyctl" => number(sys::call(libc::SYS_keyctl, [0, usize::MAX - 2, 0, 0, 0])),
         "shmget" => number(sys::call(libc::SYS_shmget, [0, 4096, 0o1600, 0, 0])),
         // PTRACE_SEIZE: it stops nothing.

@@ -319,7 +319,7 @@ fn two_sets_of_grants_are_intersected() {
     let ceiling = workspace_write(&places);
     let both = own.clone().bounded_by(&ceiling).unwrap();
     let abi = report::machine().landlock_abi;
-    let report = format!("{abi} process,shared-ipc,no-network [metadata-outside,carve-outs]");
+    let report = format!("{abi} process,set-id,set-group-id,shared-ipc,no-network [metadata-outside,carve-outs]");
     places.check("waived", &both, "report", "", &report);
     for (who, policy, expect) in
         [("waived", &both, "EACCES"), ("worker", &both, "EACCES"), ("waived", &own, "ok"), ("worker", &own, "ok")]
@@ -342,7 +342,7 @@ fn gaps_are_refused_unless_waived() {
     let refused = places.confined("process", &write, "report", "");
     assert!(refused.starts_with("refused: ") && refused.contains("--allow-unprotected-metadata"), "{refused}");
     let waived = places.confined("waived", &write, "report", "");
-    assert!(waived.ends_with("process,shared-ipc,no-network [metadata-outside,carve-outs]"), "{waived}");
+    assert!(waived.ends_with("process,set-id,set-group-id,shared-ipc,no-network [metadata-outside,carve-outs]"), "{waived}");
 
     let deny = policy(&[(Path::new("/"), Access::Read), (&places.outside, Access::Deny)], Network::Restricted);
     let grants = read_only(Network::Restricted).files.sets().next().unwrap().clone();

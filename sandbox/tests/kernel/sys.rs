@@ -54,6 +54,16 @@ pub(crate) fn fchmodat2(path: &str) -> i32 {
     errno(unsafe { libc::syscall(452, libc::AT_FDCWD, path.as_ptr(), 0o640, 0) })
 }
 
+/// Opens a file by `openat2`, which takes flags and mode from memory. The descriptor stays open.
+pub(crate) fn openat2(path: &str) -> i32 {
+    let path = CString::new(path).expect("no NUL");
+    // `struct open_how` of `linux/openat2.h`: flags (O_RDONLY), mode and ways to resolve.
+    let how = [0_u64; 3];
+    let size = size_of_val(&how);
+    // SAFETY: openat2(2): the path ends in NUL, and the structure has the length given.
+    errno(unsafe { libc::syscall(libc::SYS_openat2, libc::AT_FDCWD, path.as_ptr(), how.as_ptr(), size) })
+}
+
 /// Sets the attributes of an inode to what they are, by `file_getattr` and `file_setattr`.
 pub(crate) fn keep_attributes(path: &str) -> i32 {
     let path = CString::new(path).expect("no NUL");

@@ -267,6 +267,27 @@ async fn no_confined_process_finds_the_token() {
 }
 
 #[tokio::test]
+async fn a_token_made_later_is_hidden_from_who_ran_before() {
+    let place = Place::new();
+    // A server that writes no token itself.
+    let mut command = portcullis(&["serve", "--insecure-no-auth"]);
+    command.env("XDG_RUNTIME_DIR", place.path(""));
+    let first = Server::with(command).await;
+    let mut client = Client::connect(&first).await;
+    let top = place.path("").display().to_string();
+    let script = format!("echo ready; while ! test -e {top}/go; do :; done; cat {top}/portcullis/*.token");
+    for (id, more) in [("confined", json!({"sandbox": {"type": "read-only"}})), ("plain", json!({}))] {
+        client.start(&place, id, &["sh", "-c", &script], more).await;
+        client.output(id, "ready").await;
+    }
+    let second = server(&place, &[]).await;
+    let token = std::fs::read_to_string(token_file(&place, &second.url)).unwrap();
+    place.put("go", "");
+    assert!(!client.events("confined").await.output(None).contains(&token));
+    assert!(client.events("plain").await.output(None).contains(&token), "the control");
+}
+
+#[tokio::test]
 async fn no_file_call_under_a_policy_finds_the_token() {
     for things in [&[][..], &["namespaces"]] {
         for ceiling in [&[][..], &["--policy", "read-only"]] {

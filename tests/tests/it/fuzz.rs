@@ -4,6 +4,8 @@
 mod reference;
 #[path = "../../fuzz/relay.rs"]
 mod relay;
+#[path = "../../fuzz/search.rs"]
+mod search;
 #[path = "../../fuzz/targets.rs"]
 mod targets;
 
@@ -133,6 +135,74 @@ fn a_message_with_bytes_is_its_parts() {
         [&length.to_be_bytes()[..], head.as_bytes(), &body].concat()
     });
     run("binary", CASES / 4, prop_oneof![3 => told, 1 => any_bytes()]);
+}
+
+/// Frames of requests and replies as they are sent.
+fn some_frames() -> Vec<Vec<u8>> {
+    use portcullis_protocol::helper::{FsDone, FsError, FsOperation, FsReply, FsRequest, WorkerAnswer, WorkerSetup, encode};
+    use portcullis_protocol::path::{AbsolutePath, Bytes};
+    let path = AbsolutePath::new("/w/a").unwrap();
+    let operation = FsOperation::Copy { source: path.clone(), destination: path.clone(), recursive: true };
+    let walk = FsDone::Walk { entries: Vec::new(), errors: vec![(path, "x".to_owned())], truncated: true };
+    let setup = WorkerSetup { build: "b".to_owned(), policy: Some(Bytes(Policy::read_everything().encode())), concurrency: 4 };
+    let frames = [
+        encode(&FsRequest { id: 1, operation }, b"payload", 1),
+        encode(&FsReply { id: 2, outcome: Ok(walk) }, b"", 0),
+        encode(&FsReply { id: 3, outcome: Err(FsError::InFlight(7)) }, b"", 0),
+        encode(&setup, b"", 0),
+        encode(&WorkerAnswer::Ready(portcullis_protocol::helper::Enforced::default()), b"", 0),
+    ];
+    // The first byte says how the rest is cut.
+    frames.into_iter().map(|frame| [&[5][..], &frame.unwrap()].concat()).collect()
+}
+
+/// Sandbox objects as clients write them.
+fn some_sandboxes() -> Vec<Vec<u8>> {
+    let mut numbers = search::Numbers::new(1);
+    let profiles: Vec<_> = (0..32).map(|_| [&[1][..], &numbers.bytes(200)].concat()).collect();
+    let plain = [
+        r#"{"type":"workspace-write","cwd":"/w","writable_roots":["/x"],"network_access":true}"#,
+        r#"{"policy":{"type":"readOnly"},"policyContext":{"cwd":"/w","workspaceRoots":["/w"]}}"#,
+    ];
+    let texts = profiles.iter().map(|choices| text_of(choices)).collect::<Vec<_>>();
+    profiles.into_iter().chain(texts).chain(plain.map(|text| text.as_bytes().to_vec())).collect()
+}
+
+/// Bytes that begin as no text does are choices, of which an object is made: changes of a text seldom leave one that can be read.
+fn text_of(data: &[u8]) -> Vec<u8> {
+    match data.split_first() {
+        Some((0..0x20, choices)) => Case::read(&mut Reader::new(choices)).sandbox.to_json().to_string().into_bytes(),
+        _text => data.to_vec(),
+    }
+}
+
+fn sandbox_by_text_or_choices(data: &[u8]) -> bool {
+    targets::sandbox(&text_of(data))
+}
+
+#[test]
+fn frames_are_the_same_however_they_are_cut() {
+    let (tried, judged) = search::search("frames", &some_frames(), 20_000, targets::frames);
+    assert!(judged > tried / 20, "{judged} of {tried}");
+}
+
+#[test]
+fn sandbox_objects_near_real_ones_are_read_or_refused() {
+    let (tried, judged) = search::search("sandbox", &some_sandboxes(), 5_000, sandbox_by_text_or_choices);
+    assert!(judged > tried / 20, "{judged} of {tried}");
+}
+
+#[test]
+#[ignore = "runs one target by hand: FUZZ_TARGET=rules FUZZ_SECONDS=600"]
+fn a_target_is_searched_for_a_time() {
+    let name = std::env::var("FUZZ_TARGET").expect("FUZZ_TARGET names a target");
+    let target = TARGETS.iter().find(|(known, _)| *known == name).unwrap_or_else(|| panic!("no target is called {name}")).1;
+    let (seeds, target): (_, Target) = match name.as_str() {
+        "frames" => (some_frames(), target),
+        "sandbox" => (some_sandboxes(), sandbox_by_text_or_choices),
+        _random => (Vec::new(), target),
+    };
+    search::search(&name, &seeds, u64::from(CASES), target);
 }
 
 #[test]

@@ -5,15 +5,15 @@ use serde_json::{Value, json};
 use std::path::Path;
 
 /// A workspace `ws` with a home directory in it, and a client.
-struct Job {
+pub(crate) struct Job {
     client: Client,
-    place: Place,
+    pub(crate) place: Place,
     number: usize,
     _server: Server,
 }
 
 impl Job {
-    async fn new() -> Self {
+    pub(crate) async fn new() -> Self {
         let server = Server::start().await;
         let place = Place::new();
         place.directory("ws/home");
@@ -36,7 +36,7 @@ impl Job {
     }
 
     /// Runs a program below `ws` that must end well, and answers what it wrote to its standard output.
-    async fn run(&mut self, argv: &[&str]) -> String {
+    pub(crate) async fn run(&mut self, argv: &[&str]) -> String {
         let sandbox = self.sandbox(&[]);
         self.run_with(argv, "/usr/bin:/bin", sandbox).await
     }
@@ -52,7 +52,7 @@ impl Job {
 }
 
 /// Says what to install, where the gate would have.
-fn needs(program: &str, package: &str) {
+pub(crate) fn needs(program: &str, package: &str) {
     assert!(Path::new(program).exists(), "{program} is missing: install the Debian package {package}");
 }
 

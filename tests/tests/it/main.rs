@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "what fails in a test shall end it")]
 
+mod attacks;
 mod audit;
 mod binary;
 mod bounds;
@@ -17,12 +18,15 @@ mod extras;
 mod files;
 mod forward;
 mod fuzz;
+mod greedy;
 mod handles;
 mod handshake;
 mod held_up;
 mod helpers_die;
 mod http;
+mod in_flight;
 mod jobs;
+mod kernel_files;
 mod limits;
 mod listener;
 mod listener_peers;
@@ -53,6 +57,7 @@ mod stdio;
 mod threats;
 mod tidy;
 mod tls;
+mod tools;
 mod trees;
 mod unix_socket;
 mod views;

@@ -193,9 +193,7 @@ async fn the_helpers_own_secrets_are_out_of_reach() {
     }
     let gateway = set.0.server.program.child.id().unwrap();
     let environ = format!("file:///proc/{gateway}/environ");
-    // There are no other processes in the view of a worker.
-    let (code, errno) = ABSENT;
-    set.denied("fs/readFile", json!({"path": environ}), &sandbox, code, errno).await;
+    set.denied("fs/readFile", json!({"path": environ}), &sandbox, ABSENT.0, ABSENT.1).await;
 }
 
 #[tokio::test]
@@ -260,4 +258,37 @@ async fn no_sandbox_is_asked_for_by_disabled_external_and_unrestricted() {
         let refusal = set.0.client.refused("fs/readFile", json!({"path": set.0.place.uri("ws/in"), "sandbox": bad})).await;
         assert_eq!(refusal.code, -32602, "{refusal:?}");
     }
+}
+
+#[tokio::test]
+async fn a_directory_out_of_reach_gives_away_no_names() {
+    if !rustix::process::getuid().is_root() {
+        eprintln!("skipped: only root's capabilities pass over the modes of others' directories");
+        return;
+    }
+    let mut set = set_up().await;
+    set.0.place.put("closed/there", "x");
+    let nobody = |path| std::os::unix::fs::chown(path, Some(65534), Some(65534)).unwrap();
+    nobody(set.0.place.path("closed/there"));
+    nobody(set.0.place.path("closed"));
+    set.0.place.mode("closed", 0o700);
+    for access in ["read", "deny", "write"] {
+        let mut answers = Vec::new();
+        for name in ["there", "gone!"] {
+            let uri = set.0.place.uri(&format!("closed/{name}"));
+            let sandbox = set.0.profile(&[special("root", "read"), at(&uri, access)]);
+            let mut said = String::new();
+            for (method, path) in [("fs/readFile", &uri), ("fs/getMetadata", &uri), ("fs/readFile", &set.0.place.uri("ws/in"))] {
+                let answer = set.0.client.call(method, json!({"path": path, "sandbox": sandbox})).await;
+                said += &format!("{method}: {answer:?}\n");
+            }
+            let write = json!({"path": uri, "dataBase64": "", "sandbox": sandbox});
+            said += &format!("{:?}", set.0.client.call("fs/writeFile", write).await);
+            answers.push(said.replace(name, "NAME").replace("gone%21", "NAME"));
+        }
+        assert_eq!(answers[0], answers[1], "{access}");
+    }
+    // The control: without a sandbox root tells them apart.
+    set.0.client.ok("fs/readFile", json!({"path": set.0.place.uri("closed/there")})).await;
+    assert_eq!(set.0.client.refused("fs/readFile", json!({"path": set.0.place.uri("closed/gone!")})).await.code, ABSENT.0);
 }

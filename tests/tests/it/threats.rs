@@ -9,6 +9,7 @@ mod metadata;
 mod network;
 mod others;
 mod resources;
+mod set_id;
 
 use portcullis_tests::{Client, Place, Server, executable};
 use serde_json::{Value, json};

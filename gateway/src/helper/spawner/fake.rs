@@ -1,6 +1,7 @@
 //! A stand-in for the spawner helper, for tests: it speaks the same frames and starts real processes, but confines none.
 
-use super::{Found, Spawner, Task};
+use super::Spawner;
+use super::life::{Body, Found, Life};
 use crate::helper::socket::{FrameReceiver, FrameSender, pair_up};
 use portcullis_protocol::denial::{Denial, Denials, Layer, Wanted};
 use portcullis_protocol::helper::{
@@ -24,16 +25,14 @@ pub(crate) fn scripted(tasks: &mut JoinSet<()>) -> (Spawner, FrameSender, FrameR
     let (stop, stopped) = oneshot::channel();
     let namespaces = NamespaceLayer::Unavailable { reason: "a stand-in has none".to_owned(), remedy: String::new() };
     let found = Found { namespaces, cgroups: CgroupLayer::default() };
-    let (spawner, task) = Spawner::over(sender, receiver, stopped, found);
+    let life = Life { sender, receiver, body: Body { child: None, present: None }, found };
+    let (spawner, owner) = Spawner::over(&life, stopped, None);
     tasks.spawn(async move {
-        let _ended = task_with(task, stop).await;
+        let _running = stop;
+        owner.run(life).await;
     });
     let (sender, receiver) = pair_up(theirs);
     (spawner, sender, receiver)
-}
-
-async fn task_with(task: Task, _running: oneshot::Sender<super::Never>) -> Result<(), String> {
-    task.run().await
 }
 
 /// A spawner whose helper starts processes. Both ends run in `tasks`.

@@ -1,6 +1,6 @@
 //! The task that talks to the spawner helper.
 
-use super::{Child, Ended, KILL, Launch, LaunchError, Never, Stdio};
+use super::{Child, Ended, KILL, Launch, LaunchError, Never, SpawnerError, Stdio};
 use crate::helper::socket::{FrameReceiver, FrameSender, SocketError};
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
@@ -24,13 +24,32 @@ pub(super) enum Ask {
 
 pub(super) type StartReply = oneshot::Sender<Result<Child, LaunchError>>;
 
+impl Ask {
+    /// Fails, since there is no spawner.
+    pub(super) fn fail(self, reason: &str) {
+        if let Self::Process { reply, .. } = self {
+            let attempt = format!("start: {}", SpawnerError::Trouble(reason.into()));
+            let failed = StepFailed { step: Step::Machine, attempt, errno: 0, denial: None };
+            let _caller_gone = reply.send(Err(LaunchError::Failed(failed)));
+        }
+        // A worker's sockets close, which is how its owner learns of it. Of the rest nothing is left that it could be about.
+    }
+}
+
+/// Why the task ended.
+#[derive(Debug)]
+pub(super) enum End {
+    /// Every handle was dropped, or it was stopped.
+    Stopped,
+    /// The helper died, or is of no use.
+    Died(String),
+}
+
 /// Owns the helper's socket and everything that waits for the helper. The bounds of what waits are those of the sessions on
 /// their processes and of the pool on its workers.
 pub(super) struct Task {
     sender: FrameSender,
     receiver: FrameReceiver,
-    asks: mpsc::Receiver<Ask>,
-    stopped: oneshot::Receiver<Never>,
     starting: HashMap<u64, StartReply>,
     running: HashMap<u64, oneshot::Sender<Ended>>,
     workers: HashMap<u64, oneshot::Sender<Option<ExitStatus>>>,
@@ -39,35 +58,29 @@ pub(super) struct Task {
 }
 
 impl Task {
-    pub(super) fn new(
-        sender: FrameSender,
-        receiver: FrameReceiver,
-        asks: mpsc::Receiver<Ask>,
-        stopped: oneshot::Receiver<Never>,
-    ) -> Self {
+    pub(super) fn new(sender: FrameSender, receiver: FrameReceiver) -> Self {
         let (starting, running, workers) = Default::default();
-        Self { sender, receiver, asks, stopped, starting, running, workers, leashes: FuturesUnordered::new() }
+        Self { sender, receiver, starting, running, workers, leashes: FuturesUnordered::new() }
     }
 
-    /// Ends when every handle was dropped or it was stopped; an error if the helper died.
-    pub(super) async fn run(mut self) -> Result<(), String> {
-        let end = self.exchange().await;
-        self.asks.close();
+    /// Ends when every handle was dropped or it was stopped, or if the helper dies. What waits for the helper is lost then.
+    pub(super) async fn run(mut self, asks: &mut mpsc::Receiver<Ask>, stopped: &mut oneshot::Receiver<Never>) -> End {
+        let end = self.exchange(asks, stopped).await;
         let reason = end.as_ref().err().map_or("it was stopped", String::as_str);
         for (_id, reply) in self.starting.drain() {
             let _caller_gone = reply.send(Err(LaunchError::Lost(format!("the spawner has ended: {reason}"))));
         }
-        end
+        end.map_or_else(End::Died, |()| End::Stopped)
     }
 
-    async fn exchange(&mut self) -> Result<(), String> {
+    async fn exchange(&mut self, asks: &mut mpsc::Receiver<Ask>, stopped: &mut oneshot::Receiver<Never>) -> Result<(), String> {
         loop {
             tokio::select! {
-                ask = self.asks.recv() => match ask {
+                ask = asks.recv() => match ask {
                     Some(ask) => self.forward(ask).await?,
                     None => return Ok(()),
                 },
-                _stopped = &mut self.stopped => return Ok(()),
+                _stopped = &mut *stopped => return Ok(()),
                 frame = self.receiver.recv() => self.event(frame).await?,
                 Some(abandoned) = self.leashes.next() => if let Some(id) = abandoned {
                     self.send(&SpawnerRequest::Signal { id, signal: KILL }, &[]).await.map_err(|error| error.to_string())?;
@@ -322,7 +335,9 @@ mod tests {
         assert!(matches!(starting.await.unwrap(), Err(LaunchError::Lost(_))));
         assert!(child.exit.await.is_err());
         assert!(worker.ended.await.is_err());
+        // Nothing replaces a helper that the test played.
         tasks.join_next().await.unwrap().unwrap();
+        assert!(spawner.trouble().is_some());
         assert!(matches!(spawner.process(launch()).await, Err(LaunchError::Lost(_))));
         assert!(spawner.signal(1, KILL).await.is_err());
     }

@@ -13,6 +13,7 @@ use crate::session::{Places, SessionConfig, Turn};
 use portcullis_protocol::limit::{LimitBy, LimitInForce, Scope};
 use portcullis_protocol::process::StartParams;
 use portcullis_protocol::rpc::{RpcError, code};
+use rustix::io::Errno;
 use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::Duration;
@@ -90,7 +91,12 @@ impl Task {
                 self.pump_keys.insert(task.id(), key);
             }
             Err(error) => {
-                let error = RpcError::new(code::INTERNAL, format!("watch the pipes of the process, which was killed: {error}"));
+                let remedy = match error.raw_os_error().map(Errno::from_raw_os_error) {
+                    Some(Errno::NOSPC) => "; end processes of the server's user, or raise fs.epoll.max_user_watches",
+                    _ => "",
+                };
+                let text = format!("watch the pipes of the process, which was killed: {error}{remedy}");
+                let error = RpcError::new(code::INTERNAL, text);
                 self.handle(Input::StartFailed { key, error });
             }
         }

@@ -183,6 +183,13 @@ async fn the_other_families_are_refused() {
             ("16,3,4", false),
             ("16,3,15", false),
             ("44,3,0", true),
+            // SCTP, SMC, L2TP and UDPLITE of the internet's families: asking for them loads kernel modules.
+            ("2,1,132", false),
+            ("10,1,132", false),
+            ("2,1,256", false),
+            ("2,2,115", false),
+            ("2,2,136", false),
+            ("10,2,136", false),
         ] {
             let [with, without, free] = set.act(&sandbox, "socket", numbers).await;
             assert_eq!([with.as_str(), &without], ["EPERM"; 2], "{numbers}, network {network}");

@@ -1,0 +1,116 @@
+//! One look over all processes for many connections: who holds the other ends.
+//!
+//! A look takes as long as all processes have descriptors, and processes that are confined can have many. So there is one look at a
+//! time, in a task of its own, and each answers for all connections that came before it began. A connection waits for the
+//! look that runs and for its own, however many others wait, and not beyond its deadline.
+
+use super::holder::{self, Holder};
+use crate::helper::spawner::Spawner;
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::timeout;
+
+/// How long a connection waits for its answer, and the longest that a look takes.
+pub(super) const DEADLINE: Duration = Duration::from_secs(5);
+
+/// Connections in line; the sockets of clients have a bound of their own.
+const QUEUE: usize = 1024;
+
+/// Who holds a socket, as far as it matters.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Held {
+    /// A process that the gateway started, whoever else holds it.
+    ByDescendant(u32),
+    /// Others only.
+    ByOthers,
+    /// No process that can be looked at.
+    ByNobody,
+}
+
+/// Why it is not known.
+#[derive(Debug, Clone, thiserror::Error)]
+pub(super) enum Untold {
+    #[error("/proc: {0}")]
+    Io(Arc<io::Error>),
+    #[error("the processes of this machine could not be looked at within {} s: they have too many descriptors", DEADLINE.as_secs())]
+    Late,
+    #[error("the server is shutting down")]
+    Closing,
+}
+
+/// A handle to the task that looks. Clones share it; the task ends with the last.
+#[derive(Debug, Clone)]
+pub(crate) struct Looks {
+    asks: mpsc::Sender<Ask>,
+}
+
+#[derive(Debug)]
+struct Ask {
+    inode: u32,
+    reply: oneshot::Sender<Result<Held, Untold>>,
+}
+
+impl Looks {
+    /// The task has an owner that runs it.
+    pub(crate) fn new(spawner: Spawner) -> (Self, impl Future<Output = ()>) {
+        let (asks, queue) = mpsc::channel(QUEUE);
+        (Self { asks }, run(queue, spawner))
+    }
+
+    /// Who holds the socket of that number.
+    pub(super) async fn holder(&self, inode: u32) -> Result<Held, Untold> {
+        let asked = async {
+            let (reply, answer) = oneshot::channel();
+            self.asks.send(Ask { inode, reply }).await.map_err(|_| Untold::Closing)?;
+            answer.await.map_err(|_| Untold::Closing)?
+        };
+        timeout(DEADLINE, asked).await.unwrap_or(Err(Untold::Late))
+    }
+}
+
+async fn run(mut queue: mpsc::Receiver<Ask>, spawner: Spawner) {
+    while let Some(first) = queue.recv().await {
+        let mut asked = vec![first];
+        while asked.len() < QUEUE
+            && let Ok(ask) = queue.try_recv()
+        {
+            asked.push(ask);
+        }
+        // Whoever has gone away waits for nothing.
+        asked.retain(|ask| !ask.reply.is_closed());
+        let inodes: Vec<u32> = asked.iter().map(|ask| ask.inode).collect();
+        let ours = spawner.clone();
+        let looked = tokio::task::spawn_blocking(move || look(&inodes, || ours.ancestors(), Instant::now() + DEADLINE)).await;
+        let looked = looked.unwrap_or(Err(Untold::Closing));
+        for Ask { inode, reply } in asked {
+            let held = looked.as_ref().map(|found| found.get(&inode).cloned().unwrap_or(Held::ByNobody));
+            let _gone = reply.send(held.map_err(Clone::clone));
+        }
+    }
+}
+
+/// Looks at every process once. `ancestors` are those whose descendants are refused, at the time of the call.
+pub(super) fn look(inodes: &[u32], ancestors: impl Fn() -> Vec<u32>, until: Instant) -> Result<HashMap<u32, Held>, Untold> {
+    let failed = |error| Untold::Io(Arc::new(error));
+    let mut found: HashMap<u32, Held> = HashMap::new();
+    for pid in holder::processes().map_err(failed)? {
+        let mut held = Vec::new();
+        if !holder::sockets(pid, until, |inode| held.extend(inodes.contains(&inode).then_some(inode))) {
+            return Err(Untold::Late);
+        }
+        for inode in held {
+            // One descendant is enough, whoever else holds it: a number may also stand for two sockets.
+            if matches!(found.get(&inode), Some(Held::ByDescendant(_))) {
+                continue;
+            }
+            let Some(holder) = Holder::settled(pid, inode, until) else { continue };
+            // Of a spawner that began after the look too.
+            let is_ours = ancestors().into_iter().any(|ancestor| holder.descends_from(ancestor));
+            found.insert(inode, if is_ours { Held::ByDescendant(pid) } else { Held::ByOthers });
+        }
+    }
+    Ok(found)
+}
