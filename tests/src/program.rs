@@ -28,6 +28,7 @@ pub fn executable(name: &str) -> PathBuf {
 pub fn portcullis(arguments: &[&str]) -> Command {
     let mut command = Command::new(executable("portcullis"));
     command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+    command.env("HOME", home());
     command
 }
 
@@ -37,7 +38,15 @@ pub fn without(things: &[&str], program: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(executable("portcullis-without"));
     command.args(things).arg("--").arg(program).args(arguments);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+    command.env("HOME", home());
     command
+}
+
+/// The home of every server under test, beside the program: tokens and records of this user's own servers stay as they are.
+fn home() -> PathBuf {
+    let home = executable("portcullis").with_file_name("home-of-tests");
+    std::fs::create_dir_all(&home).expect("make the home of servers under test");
+    home
 }
 
 /// A running program with its output.

@@ -177,8 +177,13 @@ fn what_was_left_behind_goes_with_the_next_sandbox() {
     let place = Place::new();
     let mut spawner = Spawner::start();
     let (init, mut stdout) = start_waiting(&mut spawner, &place, 1);
-    // Neither can clean up. The init is stopped first, so that it does not see the spawner's end.
+    // None of them can clean up. The init is stopped, so that it does not see the spawner's end, and the spawner, so that it makes no
+    // other remover.
+    let process = |pid| Pid::from_raw(pid).unwrap();
+    let helper = process(spawner.pid());
     kill_process(init, Signal::STOP).unwrap();
+    kill_process(helper, Signal::STOP).unwrap();
+    kill_process(process(super::races::remover(&spawner)), Signal::KILL).unwrap();
     spawner.process.kill().unwrap();
     spawner.process.wait().unwrap();
     kill_process(init, Signal::KILL).unwrap();

@@ -115,7 +115,11 @@ fn a_worker_has_namespaces_of_its_own() {
         assert!(worker.enforced.namespaces.iter().any(|name| name == expect), "{:?}", worker.enforced);
     }
     let spawner = worker.spawner.pid().unsigned_abs();
-    let [pid] = children(spawner)[..] else { panic!("one worker and nobody else") };
+    let is_worker = |pid: &u32| {
+        let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        line.split('\0').any(|word| word == Role::Worker.name())
+    };
+    let [pid] = children(spawner).into_iter().filter(is_worker).collect::<Vec<_>>()[..] else { panic!("one worker") };
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     assert!(status.contains(&format!("NSpid:\t{pid}\t1\n")), "{status}");
     // A hidden process is for root to look at.

@@ -10,7 +10,7 @@
 use super::{LISTENED_MODES, argument, low_half, read_path};
 use crate::compiled::{Compiled, Verdict};
 use crate::sys::{self, Notification};
-use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, chmod, open, openat2, readlink};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, chmodat, openat, openat2, readlinkat};
 use rustix::io::Errno;
 use std::ffi::{OsStr, c_long};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -72,13 +72,13 @@ impl ChangeOfMode {
             other => other,
         })?;
         let here = format!("/proc/self/fd/{}", directory.as_raw_fd());
-        let real = readlink(&here, Vec::new())?;
+        let real = readlinkat(CWD, &here, Vec::new())?;
         let real = Path::new(OsStr::from_bytes(real.as_bytes()));
         if tables.verdict(real) != Verdict::Write {
             return Err(Errno::PERM);
         }
         // By its descriptor, which names one inode on one mount, whatever becomes of its path.
-        chmod(&here, mode)
+        chmodat(CWD, &here, mode, AtFlags::empty())
     }
 
     fn directory(&self, listener: BorrowedFd<'_>, notification: &Notification) -> Result<OwnedFd, Errno> {
@@ -118,7 +118,7 @@ impl ChangeOfMode {
 
 /// A directory that the caller holds, by the kernel's link to it.
 fn own(listener: BorrowedFd<'_>, notification: &Notification, link: &str) -> Result<OwnedFd, Errno> {
-    let opened = open(link, DIRECTORY, Mode::empty())?;
+    let opened = openat(CWD, link, DIRECTORY, Mode::empty())?;
     // Else the thread may be gone, and its number another's.
     sys::is_waiting(listener, notification.id).then_some(opened).ok_or(Errno::SRCH)
 }

@@ -1,9 +1,13 @@
 //! Programs that take all they can get of what the kernel gives each user, and bounds that nobody asks for.
 
-use portcullis_tests::{Client, Place, Server};
+use portcullis_tests::{Client, Place, Server, executable};
+use rustix::process::getuid;
 use serde_json::{Value, json};
 use std::fs;
+use std::os::unix::fs::chown;
 use std::path::PathBuf;
+use std::process::Stdio;
+use tokio::process::Command;
 
 /// Has descriptors on their way in sockets until the kernel takes no more of them.
 const IN_FLIGHT: &str = "import array, errno, os, resource, socket, time
@@ -55,6 +59,25 @@ fn read_only() -> Value {
     json!({"sandbox": {"type": "read-only"}})
 }
 
+/// A server of a user whose budgets no other test needs, as only root can start one, and a place that is that user's.
+async fn server_of_its_own_user(test: &str, user: u32) -> Option<(Place, Server)> {
+    if !getuid().is_root() {
+        eprintln!("skipped: {test}: other tests of this user would lack what it uses up; root tries it as another user");
+        return None;
+    }
+    let place = Place::new();
+    let id = user.to_string();
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid", &id, "--regid", &id, "--clear-groups"]).arg(executable("portcullis"));
+    command.args(["serve", "--insecure-no-auth"]).env("HOME", place.path("home")).env_remove("XDG_RUNTIME_DIR");
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+    place.directory("home");
+    for own in ["", "home"] {
+        chown(place.path(own), Some(user), Some(user)).unwrap();
+    }
+    Some((place, Server::with(command).await))
+}
+
 /// Starts a confined process that takes all it gets, and waits until it has it.
 async fn greedy(client: &mut Client, place: &Place, script: &str, expect: &str) {
     client.start(place, "greedy", &["python3", "-c", script], read_only()).await;
@@ -63,7 +86,7 @@ async fn greedy(client: &mut Client, place: &Place, script: &str, expect: &str) 
 
 #[tokio::test]
 async fn descriptors_in_flight_of_one_program_stop_no_other() {
-    let (place, server) = (Place::new(), Server::start().await);
+    let Some((place, server)) = server_of_its_own_user("descriptors in flight", 64_101).await else { return };
     // Large enough to be handed over as a descriptor.
     let large = place.put("large", vec![b'x'; 1 << 20]);
     let mut client = Client::connect(&server).await;
@@ -85,7 +108,7 @@ async fn descriptors_in_flight_of_one_program_stop_no_other() {
 
 #[tokio::test]
 async fn epoll_watches_of_one_program_end_nothing() {
-    let (place, server) = (Place::new(), Server::start().await);
+    let Some((place, server)) = server_of_its_own_user("epoll watches", 64_102).await else { return };
     let file = place.put("f", "content");
     let mut client = Client::connect(&server).await;
     client.ok("fs/readFile", json!({"path": file})).await;
@@ -111,7 +134,7 @@ async fn epoll_watches_of_one_program_end_nothing() {
 
 #[tokio::test]
 async fn inotify_instances_of_one_program_stop_no_other() {
-    let (place, server) = (Place::new(), Server::start().await);
+    let Some((place, server)) = server_of_its_own_user("inotify instances", 64_103).await else { return };
     let file = place.put("f", "content");
     let mut client = Client::connect(&server).await;
     greedy(&mut client, &place, INOTIFY, "EMFILE").await;
