@@ -16,13 +16,15 @@ use portcullis_protocol::helper::{
 };
 use portcullis_protocol::path::{AbsolutePath, Bytes};
 use portcullis_sandbox::compiled::Compiled;
-use portcullis_sandbox::enforce::{self, Choices, Own};
+use portcullis_sandbox::enforce::{self, Choices, EnforceError, Own};
 use portcullis_sandbox::mounts::RecordsAt;
+use portcullis_sandbox::namespaces;
 use portcullis_sandbox::observe;
 use portcullis_sandbox::policy::{Access, Policy};
 use portcullis_sandbox::roots::Roots;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::process::{Pid, Signal};
+use rustix::process::{Pid, Signal, geteuid};
 use serde::{Deserialize, Serialize};
 use std::ffi::{CString, OsStr};
 use std::io;
@@ -257,9 +259,19 @@ pub(crate) fn tables(policy: &Policy, roots: &Roots) -> Result<Compiled, StepFai
     Compiled::new(policy, |path| roots.resolve(path)).map_err(|error| failed(Step::Enforce, &error.to_string(), None))
 }
 
+/// Who forked a new worker, as the worker sees it.
+#[derive(Debug)]
+pub(crate) enum Starter {
+    /// Its parent.
+    Parent(Pid),
+    /// A process outside of its namespaces, of which it is the first process; in a new user namespace also its effective user and
+    /// group outside.
+    Outside { spawner: OwnedFd, ids: Option<(u32, u32)> },
+}
+
 /// Becomes a worker: this executable again, with nothing but its sockets and the error stream.
-pub(crate) fn worker(program: &CString, stdio: &OwnedFd, control: &OwnedFd, spawner: Pid) -> ! {
-    let failure = match prepare_worker(stdio, control, spawner) {
+pub(crate) fn worker(program: &CString, stdio: &OwnedFd, control: &OwnedFd, starter: &Starter) -> ! {
+    let failure = match prepare_worker(stdio, control, starter) {
         Ok(()) => {
             let argv: Vec<CString> = [HIDDEN_FLAG, Role::Worker.name(), BUILD]
                 .into_iter()
@@ -275,10 +287,22 @@ pub(crate) fn worker(program: &CString, stdio: &OwnedFd, control: &OwnedFd, spaw
     sys::end(EXIT_FAILED)
 }
 
-fn prepare_worker(stdio: &OwnedFd, control: &OwnedFd, spawner: Pid) -> io::Result<()> {
+fn prepare_worker(stdio: &OwnedFd, control: &OwnedFd, starter: &Starter) -> io::Result<()> {
+    // From an ancestor's pid namespace it ends the first process of one, too (pid_namespaces(7)).
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
-    if rustix::process::getppid() != Some(spawner) {
+    if has_ended(starter) {
         sys::end(EXIT_FAILED);
+    }
+    if let Starter::Outside { ids, .. } = starter {
+        let refused = |error: EnforceError| io::Error::new(io::Error::from_raw_os_error(error.errno()).kind(), error.to_string());
+        if let Some((user, group)) = ids {
+            namespaces::map_ids(*user, *group).map_err(refused)?;
+        }
+        // Root has all of them after `execve` in any case; had it given up some before, the kernel would take the tie to the spawner
+        // off (`commit_creds` of kernel/cred.c).
+        if !geteuid().is_root() {
+            enforce::hand_on_mounting().map_err(refused)?;
+        }
     }
     sys::default_signals();
     rustix::process::chdir("/")?;
@@ -290,6 +314,18 @@ fn prepare_worker(stdio: &OwnedFd, control: &OwnedFd, spawner: Pid) -> io::Resul
     sys::place(stdio.as_raw_fd(), 1)?;
     sys::place(control.as_raw_fd(), CONTROL_DESCRIPTOR)?;
     sys::close_range(CONTROL_DESCRIPTOR.unsigned_abs() + 1, u32::MAX)
+}
+
+/// Whether the spawner ended before the worker was tied to it.
+fn has_ended(starter: &Starter) -> bool {
+    match starter {
+        Starter::Parent(spawner) => rustix::process::getppid() != Some(*spawner),
+        // Nobody outside has a number in here.
+        Starter::Outside { spawner, .. } => {
+            let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+            !matches!(poll(&mut [PollFd::new(spawner, PollFlags::IN)], Some(&now)), Ok(0))
+        }
+    }
 }
 
 pub(crate) fn report_failure(result: BorrowedFd<'_>, failure: StepFailed) {

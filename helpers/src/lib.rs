@@ -11,7 +11,8 @@
 //!   **keeper**, which in a sandbox is its init, and that a **launcher**, which confines itself, and only then decodes the
 //!   client's command and executes it. The keeper stays until nothing is left of what came of the process;
 //! * a **worker**, which carries out `fs/*` requests. It is confined before it reads the first one, and judges every path
-//!   by the policy before it touches it; the kernel is the backstop.
+//!   by the policy before it touches it; the kernel is the backstop. Where the machine gives namespaces it lives in a view of
+//!   mounts of its own, which covers what the policy denies or protects.
 #![deny(unsafe_code)]
 
 mod cgroup;

@@ -257,7 +257,7 @@ impl Spawner {
                 let cgroups = groups.layer();
                 self.tell(&SpawnerEvent::Ready { namespaces: self.namespaces.clone(), cgroups });
             }
-            SpawnerRequest::Worker { id } => self.start_worker(id, &descriptors),
+            SpawnerRequest::Worker { id, own_view } => self.start_worker(id, own_view, &descriptors),
             SpawnerRequest::Start {
                 id,
                 session,

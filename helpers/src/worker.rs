@@ -1,15 +1,19 @@
 //! The worker: confined first, then it serves `fs/*` requests until its socket closes.
 
 use crate::closing;
+use crate::cover::Covers;
 use crate::dispatch::{clear_standard, complain};
 use crate::frames::{Inlet, Received, Wait, send_all};
 use crate::fs::{View, carry_out, serve};
-use crate::launch::failed;
+use crate::launch::{self, failed};
 use portcullis_protocol::helper::{BUILD, Enforced, Step, StepFailed, WorkerAnswer, WorkerSetup, decode, encode};
 use portcullis_protocol::path::Bytes;
+use portcullis_sandbox::compiled::Verdict;
+use portcullis_sandbox::enforce::{self, EnforceError};
+use portcullis_sandbox::mounts::{FileView, Ground};
 use portcullis_sandbox::policy::Policy;
 use portcullis_sandbox::roots::Roots;
-use portcullis_sandbox::{casefold, enforce};
+use portcullis_sandbox::{casefold, namespaces};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -62,13 +66,38 @@ fn confine(control: &OwnedFd) -> Result<Option<(View, Enforced, u16)>, StepFaile
         return Ok(Some((View::unconfined(), Enforced::default(), setup.concurrency)));
     };
     let policy = Policy::decode(&policy).map_err(|error| wrong(&format!("decode the policy: {error}")))?;
-    enforce::surrender(&policy)?;
-    let roots = Roots::open(&policy)?;
-    casefold::refuse(&policy, &roots).map_err(|error| failed(Step::Enforce, &error.to_string(), None))?;
-    let enforced = enforce::worker(&policy, &roots)?;
+    let (roots, enforced, covers) = if setup.own_view {
+        let (roots, view) = make_view(&policy)?;
+        let covers = Covers::watch_ways(&view.covered, &view.awaited);
+        let enforced = enforce::worker_in_view(&policy, &roots, &view, setup.own_user)?;
+        (roots, enforced, covers)
+    } else {
+        enforce::surrender(&policy)?;
+        let roots = open_roots(&policy)?;
+        let enforced = enforce::worker(&policy, &roots)?;
+        (roots, enforced, Covers::default())
+    };
     let view =
         View::confined(&policy, roots).map_err(|error| failed(Step::Enforce, &format!("compile the policy: {error}"), None))?;
-    Ok(Some((view, enforced, setup.concurrency)))
+    Ok(Some((view.held_by(covers), enforced, setup.concurrency)))
+}
+
+/// Makes the view of a policy in mounts of this process's own, as the machine's are now, and opens the roots in it.
+fn make_view(policy: &Policy) -> Result<(Roots, FileView), StepFailed> {
+    namespaces::own_mounts()?;
+    enforce::keep_mounting()?;
+    let ground = Ground::lay().map_err(EnforceError::from)?;
+    let mut roots = open_roots(policy)?;
+    let tables = launch::tables(policy, &roots)?;
+    let view = ground.cover(&tables, &roots).map_err(EnforceError::from)?;
+    roots.open_anew(|path| tables.verdict(path) == Verdict::Denied)?;
+    Ok((roots, view))
+}
+
+fn open_roots(policy: &Policy) -> Result<Roots, StepFailed> {
+    let roots = Roots::open(policy)?;
+    casefold::refuse(policy, &roots).map_err(|error| failed(Step::Enforce, &error.to_string(), None))?;
+    Ok(roots)
 }
 
 fn raise_descriptor_limit() {

@@ -20,6 +20,7 @@ mod roles {
     pub(crate) mod spawner;
     pub(crate) mod trees;
     pub(crate) mod view;
+    pub(crate) mod views;
     pub(crate) mod worker;
 }
 
@@ -31,6 +32,9 @@ use std::process::ExitCode;
 type Test = (&'static str, fn());
 
 fn main() -> ExitCode {
+    if let Some(code) = roles::views::without_judgement() {
+        return code;
+    }
     if let Some(code) = portcullis_helpers::dispatch() {
         return code;
     }
@@ -49,6 +53,7 @@ fn main() -> ExitCode {
         roles::races::TESTS,
         roles::points::TESTS,
         roles::worker::TESTS,
+        roles::views::TESTS,
     ]
     .concat();
     let has = |flag: &str| arguments.iter().any(|argument| argument == flag);

@@ -5,7 +5,7 @@
 
 use crate::compiled::Compiled;
 use crate::landlock::{self, MINIMUM_ABI, Who};
-use crate::mounts::{self, MountError, Plan, View};
+use crate::mounts::{self, FileView, MountError, Plan, View};
 use crate::policy::{Files, Network, Policy};
 use crate::report::{self, Gap};
 use crate::roots::Roots;
@@ -22,6 +22,34 @@ use std::path::{Path, PathBuf};
 pub fn worker(policy: &Policy, roots: &Roots) -> Result<Enforced, EnforceError> {
     let abi = landlock_abi(policy)?;
     confine(policy, roots, None, Who::Worker, abi, Vec::new())
+}
+
+/// The same in a view of files, in the first process of new pid and ipc namespaces. `roots` were opened anew in it.
+///
+/// # Errors
+/// A step failed; the process must end.
+pub fn worker_in_view(policy: &Policy, roots: &Roots, view: &FileView, user: bool) -> Result<Enforced, EnforceError> {
+    let enforced = worker(policy, roots)?;
+    let user = user.then_some("user");
+    let namespaces = user.into_iter().chain(["mount", "pid", "ipc"]).map(str::to_owned).collect();
+    Ok(Enforced { namespaces, own_proc: view.own_proc, ..enforced })
+}
+
+/// Keeps of this process's capabilities those by which it makes its view, before it looks at any file. A file that its user may not
+/// reach is out of reach from here on.
+///
+/// # Errors
+/// The system refuses; the process must end.
+pub fn keep_mounting() -> Result<(), EnforceError> {
+    limits::keep_mounting(false).map_err(|errno| EnforceError::Capabilities { errno: errno.raw_os_error() })
+}
+
+/// The same for a process that is about to execute the program that makes a view.
+///
+/// # Errors
+/// The system refuses; the process must end.
+pub fn hand_on_mounting() -> Result<(), EnforceError> {
+    limits::keep_mounting(true).map_err(|errno| EnforceError::Capabilities { errno: errno.raw_os_error() })
 }
 
 /// Gives up what lets this process pass over the modes of files, before it opens or resolves a path of the policy: what lies in a
@@ -259,6 +287,14 @@ pub enum EnforceError {
         /// The system's number.
         errno: i32,
     },
+    /// A root cannot be opened in the view; with `ESTALE` it was replaced while that was made, and the next one sees what is there.
+    #[error("open policy path `{}` in the view that was made for it", path.display())]
+    ReplacedRoot {
+        /// Where it was.
+        path: PathBuf,
+        /// The system's number.
+        errno: i32,
+    },
     /// A writable root is a link, so that whoever can replace it decides what is writable.
     #[error("open writable root `{path}`: it is a symbolic link; name the real path `{}` instead", real.display())]
     LinkedRoot {
@@ -382,6 +418,7 @@ impl EnforceError {
     pub fn errno(&self) -> i32 {
         match self {
             Self::Root { errno, .. }
+            | Self::ReplacedRoot { errno, .. }
             | Self::Namespace { errno, .. }
             | Self::Mounts(MountError { errno, .. })
             | Self::Uncounted { errno }

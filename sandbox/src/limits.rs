@@ -17,6 +17,20 @@ pub(crate) fn set(roots: &Roots, restore_descriptors: bool) -> Result<(), Errno>
     }
 }
 
+/// Keeps what making mounts and giving up capabilities needs, and with `over_execve` also in a program that is executed next, whoever
+/// this process's user is: in a new user namespace that is mostly nobody to whom `execve(2)` leaves any (capabilities(7)).
+pub(crate) fn keep_mounting(over_execve: bool) -> Result<(), Errno> {
+    let needed = [CapabilitySet::SYS_ADMIN, CapabilitySet::SETPCAP];
+    let held = rustix::thread::capabilities(None)?.permitted;
+    let kept = needed.into_iter().filter(|capability| held.contains(*capability)).collect::<CapabilitySet>();
+    let inheritable = if over_execve { kept } else { CapabilitySet::empty() };
+    rustix::thread::set_capabilities(None, CapabilitySets { effective: kept, permitted: kept, inheritable })?;
+    if over_execve {
+        kept.iter().try_for_each(|capability| rustix::thread::configure_capability_in_ambient_set(capability, true))?;
+    }
+    Ok(())
+}
+
 /// Gives up what lets root see and change files that their modes keep from it. Whoever makes a view for a process without
 /// capabilities then sees what that process will: a path that the process cannot reach looks the same whether it exists or not.
 pub(crate) fn drop_file_capabilities() -> Result<(), Errno> {

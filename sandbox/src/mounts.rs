@@ -9,6 +9,7 @@
 //! not exist gets a mount point ([`Point`]) for as long as the sandbox lives. Landlock and seccomp come on top of all that.
 
 mod device;
+mod files;
 mod kernel;
 mod mask;
 mod narrow;
@@ -30,6 +31,7 @@ use serde::{Deserialize, Serialize};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 
+pub use files::{FileView, Ground, has_come};
 pub use point::{Point, Removed, remove_left, take};
 pub use record::{Records, RecordsAt};
 

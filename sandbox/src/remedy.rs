@@ -49,7 +49,11 @@ pub(crate) fn namespaces(tried: &NamespaceLayer, facts: &Facts) -> [LayerState; 
     };
     match tried {
         NamespaceLayer::Available { user, own_proc } => {
-            let reason = if *user { "made, in a user namespace" } else { "made, by a privileged server" };
+            let reason = if *user {
+                "made, in a user namespace; processes and fs workers have them"
+            } else {
+                "made, by a privileged server; processes and fs workers have them"
+            };
             let proc = if *own_proc {
                 layer("own proc", true, "mounted", String::new())
             } else {

@@ -85,6 +85,30 @@ impl Roots {
         Ok(roots)
     }
 
+    /// Opens every root anew, in a view that was built meanwhile: what was opened before lies beneath its covers. `is_denied` says of a
+    /// link-free path that the view hides it; it grants nothing from here on.
+    ///
+    /// # Errors
+    /// Another file or directory stands at a root's path (`ESTALE`), or it cannot be opened.
+    pub fn open_anew(&mut self, is_denied: impl Fn(&Path) -> bool) -> Result<(), EnforceError> {
+        for root in &mut self.all {
+            let Some((descriptor, identity)) = &mut root.descriptor else { continue };
+            if is_denied(&root.real) {
+                root.descriptor = None;
+                continue;
+            }
+            let again = open_as_it_is(&root.real).and_then(|again| Ok((rustix::fs::fstat(&again)?, again)));
+            match again {
+                Ok((stat, again)) if (Identity { device: stat.st_dev, inode: stat.st_ino }) == *identity => *descriptor = again,
+                Ok(_) | Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {
+                    return Err(EnforceError::ReplacedRoot { path: root.real.clone(), errno: Errno::STALE.raw_os_error() });
+                }
+                Err(errno) => return Err(EnforceError::ReplacedRoot { path: root.real.clone(), errno: errno.raw_os_error() }),
+            }
+        }
+        Ok(())
+    }
+
     /// A path that two sets name must be one place in both: else what was moved meanwhile would be judged as one thing and
     /// granted as another.
     fn remember(&mut self, named: &AbsolutePath, resolved: Resolved) -> Result<(), EnforceError> {
@@ -185,8 +209,7 @@ fn open_root(grant: &Grant, set: usize) -> Result<(Root, Resolved), EnforceError
         if !exists {
             return Ok(missing(path, links));
         }
-        let flags = OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        match rustix::fs::openat2(CWD, &path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS) {
+        match open_as_it_is(&path) {
             // Something was moved or replaced since it was looked at: look again.
             Err(Errno::LOOP | Errno::NOENT | Errno::NOTDIR) => {}
             Err(Errno::ACCESS) => return Ok(missing(path, links)),
@@ -200,6 +223,12 @@ fn open_root(grant: &Grant, set: usize) -> Result<(Root, Resolved), EnforceError
         }
     }
     Err(fail(Errno::LOOP))
+}
+
+/// Opens a link-free path without a right to its content.
+fn open_as_it_is(path: &Path) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    rustix::fs::openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS)
 }
 
 /// A path with its links followed.

@@ -1,5 +1,6 @@
 //! The gateway's end of its helpers.
 
+mod mounts;
 pub(crate) mod pool;
 pub(crate) mod socket;
 pub(crate) mod spawner;

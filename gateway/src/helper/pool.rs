@@ -1,10 +1,13 @@
 //! The pool: which worker carries out the requests of which session under which policy. Its task owns them all.
 
+use super::mounts::MachineMounts;
 use super::spawner::{Spawner, WorkerChild};
 use super::worker::{Worker, WorkerError};
 use crate::metrics::Metrics;
 use crate::policies::Named;
-use portcullis_sandbox::policy::{Policy, PolicyHash};
+use portcullis_protocol::helper::NamespaceLayer;
+use portcullis_sandbox::policy::{Files, Policy, PolicyHash};
+use rustix::io::Errno;
 use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -17,8 +20,10 @@ use tokio::time::{Instant, MissedTickBehavior, timeout};
 const PER_SESSION: usize = 16;
 /// Workers of all sessions.
 const TOTAL: usize = 64;
-/// Started children that wait for a policy: takes a process start off the first request's path.
+/// Started children that wait for a policy, of each kind: takes a process start off the first request's path.
 const SPARES: usize = 1;
+/// Workers that are made for one policy one after the other because the machine's mounts or its roots change meanwhile.
+const VIEWS: u32 = 8;
 /// A worker that nobody asked for this long is ended; its next request starts another.
 const IDLE: Duration = Duration::from_secs(300);
 /// How often idle workers are looked for.
@@ -57,7 +62,10 @@ impl Pool {
     /// Starts the pool; the caller owns its task.
     pub(crate) fn start(spawner: Spawner, metrics: Arc<Metrics>) -> (Self, impl Future<Output = ()>) {
         let (orders, queue) = mpsc::channel(QUEUE);
-        let task = Task { spawner, metrics, entries: HashMap::new(), spares: Vec::new(), filling: false, work: JoinSet::new() };
+        let has_views = matches!(spawner.namespaces(), NamespaceLayer::Available { .. });
+        let (plain, in_view) = Default::default();
+        let (mounts, work) = (MachineMounts::open(), JoinSet::new());
+        let task = Task { spawner, metrics, entries: HashMap::new(), has_views, plain, in_view, mounts, work };
         (Self { orders }, task.run(queue))
     }
 
@@ -89,21 +97,57 @@ impl Pool {
 
 enum Entry {
     Starting(Vec<WorkerReply>),
-    Ready(Worker),
+    Ready {
+        worker: Worker,
+        /// The machine's mounts of which it made its view, if it has one.
+        mounts: Option<u64>,
+    },
+}
+
+/// A worker in the making.
+struct Start {
+    key: Key,
+    policy: Option<Named>,
+    /// As of [`Entry::Ready`], before it was asked for.
+    mounts: Option<u64>,
+    /// How often more it may be made anew.
+    tries: u32,
 }
 
 enum Happened {
-    Spare(Option<WorkerChild>),
-    Confined(Key, Result<(Worker, WorkerTask), WorkerError>),
+    Spare { own_view: bool, child: Option<WorkerChild> },
+    Confined(Start, Result<(Worker, WorkerTask), WorkerError>),
     Ended(u64),
+}
+
+/// Children of one kind that wait for a policy.
+#[derive(Default)]
+struct Spares {
+    ready: Vec<WorkerChild>,
+    filling: bool,
+}
+
+impl Spares {
+    /// One that has not ended, as far as is known yet.
+    fn take(&mut self) -> Option<WorkerChild> {
+        while let Some(mut spare) = self.ready.pop() {
+            if matches!(spare.ended.try_recv(), Err(oneshot::error::TryRecvError::Empty)) {
+                return Some(spare);
+            }
+        }
+        None
+    }
 }
 
 struct Task {
     spawner: Spawner,
     metrics: Arc<Metrics>,
     entries: HashMap<Key, Entry>,
-    spares: Vec<WorkerChild>,
-    filling: bool,
+    /// The machine gives namespaces, so that workers whose policy restricts files make themselves a view.
+    has_views: bool,
+    plain: Spares,
+    in_view: Spares,
+    mounts: MachineMounts,
     work: JoinSet<Happened>,
 }
 
@@ -111,7 +155,8 @@ impl Task {
     async fn run(mut self, mut orders: mpsc::Receiver<Order>) {
         let mut sweep = tokio::time::interval_at(Instant::now() + SWEEP, SWEEP);
         sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        self.fill();
+        self.fill(false);
+        self.fill(true);
         loop {
             tokio::select! {
                 order = orders.recv() => match order {
@@ -133,8 +178,11 @@ impl Task {
     }
 
     fn find(&mut self, key: Key, policy: Option<Named>, unlike: Option<u64>, reply: WorkerReply) {
+        let own_view = self.has_views && policy.as_ref().is_some_and(|named| named.policy.files != Files::Unrestricted);
+        let state = own_view.then(|| self.mounts.state());
         match self.entries.get_mut(&key) {
-            Some(Entry::Ready(worker)) if worker.is_alive() && unlike != Some(worker.id()) => {
+            // A view shows nothing that is mounted later.
+            Some(Entry::Ready { worker, mounts }) if worker.is_alive() && unlike != Some(worker.id()) && *mounts == state => {
                 let _caller_gone = reply.send(Ok(worker.clone()));
                 return;
             }
@@ -143,38 +191,53 @@ impl Task {
                 return;
             }
             // A worker of no use ends with its last handle, after what others asked of it.
-            Some(Entry::Ready(_)) | None => {}
+            Some(Entry::Ready { .. }) | None => {}
         }
         self.entries.insert(key.clone(), Entry::Starting(vec![reply]));
-        let (spawner, spare) = (self.spawner.clone(), self.spare());
-        self.work.spawn(async move {
-            let confined = confined(spare, policy.as_ref().map(|named| &*named.policy), spawner).await;
-            Happened::Confined(key, confined.map(|(worker, task)| (worker, Box::pin(task) as WorkerTask)))
-        });
-        self.fill();
+        self.confine(Start { key, policy, mounts: state, tries: VIEWS });
     }
 
-    /// A spare that has not ended, as far as is known yet.
-    fn spare(&mut self) -> Option<WorkerChild> {
-        while let Some(mut spare) = self.spares.pop() {
-            if matches!(spare.ended.try_recv(), Err(oneshot::error::TryRecvError::Empty)) {
-                return Some(spare);
-            }
-        }
-        None
+    fn confine(&mut self, start: Start) {
+        let own_view = start.mounts.is_some();
+        let (spawner, spare) = (self.spawner.clone(), self.spares(own_view).take());
+        self.work.spawn(async move {
+            let policy = start.policy.as_ref().map(|named| &*named.policy);
+            let confined = confined(spare, policy, own_view, spawner).await;
+            Happened::Confined(start, confined.map(|(worker, task)| (worker, Box::pin(task) as WorkerTask)))
+        });
+        self.fill(own_view);
+    }
+
+    fn spares(&mut self, own_view: bool) -> &mut Spares {
+        if own_view { &mut self.in_view } else { &mut self.plain }
     }
 
     async fn happened(&mut self, happened: Happened) {
         match happened {
-            Happened::Spare(child) => {
-                self.filling = false;
+            Happened::Spare { own_view, child } => {
+                let spares = self.spares(own_view);
+                spares.filling = false;
                 let failed = child.is_none();
-                self.spares.extend(child);
+                spares.ready.extend(child);
                 if !failed {
-                    self.fill();
+                    self.fill(own_view);
                 }
             }
-            Happened::Confined(key, Ok((worker, task))) => {
+            Happened::Confined(Start { key, policy, mounts: Some(before), tries }, Ok((worker, _not_run)))
+                if tries > 0 && before != self.mounts.state() =>
+            {
+                // Who came meanwhile asked after the change. A worker that nobody hears of ends with its sockets.
+                self.spawner.kill_worker(worker.id()).await;
+                let mounts = Some(self.mounts.state());
+                self.confine(Start { key, policy, mounts, tries: tries - 1 });
+            }
+            // A root was replaced while the view was made.
+            Happened::Confined(start, Err(WorkerError::Unenforceable(failed)))
+                if start.tries > 0 && failed.errno == Errno::STALE.raw_os_error() =>
+            {
+                self.confine(Start { tries: start.tries - 1, ..start });
+            }
+            Happened::Confined(Start { key, mounts, .. }, Ok((worker, task))) => {
                 let present = self.metrics.helper("worker");
                 self.work.spawn(async move {
                     let _present = present;
@@ -187,35 +250,39 @@ impl Task {
                 for reply in waiting {
                     let _caller_gone = reply.send(Ok(worker.clone()));
                 }
-                self.entries.insert(key.clone(), Entry::Ready(worker));
+                self.entries.insert(key.clone(), Entry::Ready { worker, mounts });
                 self.make_room(&key);
             }
-            Happened::Confined(key, Err(error)) => {
+            Happened::Confined(Start { key, .. }, Err(error)) => {
                 if let Some(Entry::Starting(waiting)) = self.entries.remove(&key) {
                     for reply in waiting {
                         let _caller_gone = reply.send(Err(error.clone()));
                     }
                 }
             }
-            Happened::Ended(id) => self.entries.retain(|_, entry| !matches!(entry, Entry::Ready(worker) if worker.id() == id)),
+            Happened::Ended(id) => {
+                self.entries.retain(|_, entry| !matches!(entry, Entry::Ready { worker, .. } if worker.id() == id))
+            }
         }
     }
 
     /// Starts spares in the background, one after the other.
-    fn fill(&mut self) {
-        if self.filling || self.spares.len() >= SPARES {
+    fn fill(&mut self, own_view: bool) {
+        let is_of_use = !own_view || self.has_views;
+        let spares = self.spares(own_view);
+        if !is_of_use || spares.filling || spares.ready.len() >= SPARES {
             return;
         }
-        self.filling = true;
+        spares.filling = true;
         let spawner = self.spawner.clone();
-        self.work.spawn(async move { Happened::Spare(spawner.worker().await.ok()) });
+        self.work.spawn(async move { Happened::Spare { own_view, child: spawner.worker(own_view).await.ok() } });
     }
 
     async fn forget(&mut self, session: &str) {
         let (gone, kept): (HashMap<_, _>, HashMap<_, _>) = self.entries.drain().partition(|(key, _)| &*key.session == session);
         self.entries = kept;
         for entry in gone.into_values() {
-            if let Entry::Ready(worker) = entry {
+            if let Entry::Ready { worker, .. } = entry {
                 self.spawner.kill_worker(worker.id()).await;
             }
         }
@@ -226,6 +293,9 @@ impl Task {
         for key in idle {
             self.entries.remove(&key);
         }
+        // A view keeps what was unmounted on the machine since it was made; a worker that has one ends after what was asked of it.
+        let state = self.mounts.state();
+        self.entries.retain(|_, entry| !matches!(entry, Entry::Ready { mounts: Some(mounts), .. } if *mounts != state));
     }
 
     /// Lets go of the workers that idled longest until the bounds hold. A worker whose reply is awaited stays, so the bounds
@@ -244,7 +314,7 @@ impl Task {
 
     fn idle(&self, counts: impl Fn(&Key) -> bool) -> impl Iterator<Item = (&Key, Duration)> {
         self.entries.iter().filter(move |(key, _)| counts(key)).filter_map(|(key, entry)| match entry {
-            Entry::Ready(worker) => Some((key, worker.idle())),
+            Entry::Ready { worker, .. } => Some((key, worker.idle())),
             Entry::Starting(_) => None,
         })
     }
@@ -255,6 +325,7 @@ impl Task {
 async fn confined(
     spare: Option<WorkerChild>,
     policy: Option<&Policy>,
+    own_view: bool,
     spawner: Spawner,
 ) -> Result<(Worker, impl Future<Output = u64> + use<>), WorkerError> {
     if let Some(spare) = spare {
@@ -264,7 +335,7 @@ async fn confined(
         }
     }
     for _attempt in 1..SPAWNERS {
-        let mut child = spawner.worker().await?;
+        let mut child = spawner.worker(own_view).await?;
         let ended = std::mem::replace(&mut child.ended, oneshot::channel().1);
         match Worker::confine(child, policy, spawner.clone()).await {
             // Nothing was asked of it. If it ended with its spawner, the next one has another.
@@ -272,6 +343,6 @@ async fn confined(
             confined => return confined,
         }
     }
-    let child = spawner.worker().await?;
+    let child = spawner.worker(own_view).await?;
     Worker::confine(child, policy, spawner).await
 }

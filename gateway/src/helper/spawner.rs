@@ -70,6 +70,8 @@ impl SpawnerTask {
 pub(crate) struct WorkerChild {
     /// Names it to [`Spawner::kill_worker`].
     pub(crate) id: u64,
+    /// In namespaces of its own, where it makes itself a view.
+    pub(crate) own_view: bool,
     /// Its standard input and output.
     pub(crate) requests: UnixStream,
     /// Its control socket.
@@ -215,17 +217,17 @@ impl Spawner {
         &self.found.cgroups
     }
 
-    /// Asks for a worker. It ends when its sockets are dropped.
-    pub(crate) async fn worker(&self) -> Result<WorkerChild, SpawnerError> {
+    /// Asks for a worker, with `own_view` for one in namespaces of its own. It ends when its sockets are dropped.
+    pub(crate) async fn worker(&self, own_view: bool) -> Result<WorkerChild, SpawnerError> {
         let id = self.id();
         let (requests, stdio) = StdStream::pair()?;
         let (control, their_control) = StdStream::pair()?;
         requests.set_nonblocking(true)?;
         control.set_nonblocking(true)?;
         let (ended, receiver) = oneshot::channel();
-        self.ask(Ask::Worker { id, descriptors: [stdio.into(), their_control.into()], ended }).await?;
+        self.ask(Ask::Worker { id, own_view, descriptors: [stdio.into(), their_control.into()], ended }).await?;
         let (requests, control) = (UnixStream::from_std(requests)?, UnixStream::from_std(control)?);
-        Ok(WorkerChild { id, requests, control, ended: receiver })
+        Ok(WorkerChild { id, own_view, requests, control, ended: receiver })
     }
 
     /// Starts a process and waits until it runs. Dropping the future kills what may have been started.

@@ -4,8 +4,8 @@ use super::socket::{FrameReceiver, FrameSender, pair_up};
 use super::spawner::{Spawner, SpawnerError, WorkerChild};
 use crate::session::Turn;
 use portcullis_protocol::helper::{
-    BUILD, Enforced, Frame, FsDone, FsError, FsOperation, FsReply, FsRequest, INLINE_PAYLOAD, StepFailed, WorkerAnswer,
-    WorkerSetup, decode, encode, encode_head,
+    BUILD, Enforced, Frame, FsDone, FsError, FsOperation, FsReply, FsRequest, INLINE_PAYLOAD, NamespaceLayer, StepFailed,
+    WorkerAnswer, WorkerSetup, decode, encode, encode_head,
 };
 use portcullis_protocol::path::Bytes;
 use portcullis_sandbox::policy::Policy;
@@ -113,7 +113,9 @@ impl Worker {
         spawner: Spawner,
     ) -> Result<(Self, impl Future<Output = u64> + use<>), WorkerError> {
         let policy_bytes = policy.map(|policy| Bytes(policy.encode()));
-        let setup = WorkerSetup { build: BUILD.to_owned(), policy: policy_bytes, concurrency: CONCURRENCY };
+        let own_user = matches!(spawner.namespaces(), NamespaceLayer::Available { user: true, .. });
+        let (build, own_view) = (BUILD.to_owned(), child.own_view);
+        let setup = WorkerSetup { build, policy: policy_bytes, own_view, own_user, concurrency: CONCURRENCY };
         let id = child.id;
         let confined = tokio::time::timeout(CONFINE_DEADLINE, converse(child.control, &setup)).await;
         let enforced = match confined {

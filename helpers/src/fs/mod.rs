@@ -54,7 +54,7 @@ impl From<Result<Self, FsError>> for Answer {
 
 /// Carries out one request.
 pub(crate) fn carry_out(view: &View, operation: FsOperation, payload: &[u8], descriptors: Vec<OwnedFd>) -> Answer {
-    if let Err(stale) = view.check_links() {
+    if let Err(stale) = view.check_fresh() {
         return stale.into();
     }
     let mut answer = act(view, &operation, payload, descriptors);

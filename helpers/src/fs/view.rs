@@ -9,6 +9,7 @@ use super::refusal::{is_refused, of_change};
 use super::rules::{Rules, Want};
 use super::trace::{Last, MOST_TRIES, Step, Trace, open_exact, trace};
 use super::{is, os};
+use crate::cover::Covers;
 use portcullis_protocol::helper::FsError;
 use portcullis_sandbox::policy::{Policy, PolicyError};
 use portcullis_sandbox::roots::Roots;
@@ -18,11 +19,14 @@ use std::borrow::Cow;
 use std::ffi::{OsStr, OsString};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 /// What of the file system a worker's requests can reach.
 #[derive(Debug)]
 pub(crate) struct View {
     rules: Option<Rules>,
+    /// What the mounts of this process hold.
+    covers: Mutex<Covers>,
 }
 
 /// Which links of a path are followed.
@@ -65,20 +69,30 @@ pub(super) struct Place {
 impl View {
     /// Everything that the user may touch.
     pub(crate) fn unconfined() -> Self {
-        Self { rules: None }
+        Self { rules: None, covers: Mutex::default() }
     }
 
     /// What the policy grants. The kernel must be told separately.
     pub(crate) fn confined(policy: &Policy, roots: Roots) -> Result<Self, PolicyError> {
-        Ok(Self { rules: Rules::new(policy, roots)? })
+        Ok(Self { rules: Rules::new(policy, roots)?, covers: Mutex::default() })
+    }
+
+    /// The same, held by these mounts too.
+    pub(crate) fn held_by(self, covers: Covers) -> Self {
+        Self { covers: Mutex::new(covers), ..self }
     }
 
     pub(super) fn rules(&self) -> Option<&Rules> {
         self.rules.as_ref()
     }
 
-    /// That the policy's paths still lead where they led when it was compiled; to be asked before each request.
-    pub(super) fn check_links(&self) -> Result<(), FsError> {
+    /// That the policy's paths still lead where they led when it was compiled, and that the mounts still hold what they held then and
+    /// all that there is to hold; to be asked before each request.
+    pub(super) fn check_fresh(&self) -> Result<(), FsError> {
+        // A panic elsewhere does not make what is watched wrong: it is looked at anew.
+        if self.covers.lock().unwrap_or_else(PoisonError::into_inner).lost().is_some() {
+            return Err(FsError::Stale);
+        }
         self.rules.as_ref().map_or(Ok(()), Rules::check_links)
     }
 

@@ -6,7 +6,7 @@ use crate::children::Name;
 use crate::dispatch::complain;
 use crate::init;
 use crate::keeper;
-use crate::launch::{self, Order, failed};
+use crate::launch::{self, Order, Starter, failed};
 use crate::limit::{self, Decided};
 use crate::pending::Launch;
 use crate::probe;
@@ -21,23 +21,38 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::pipe::{PipeFlags, pipe_with};
-use rustix::process::Pid;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::os::fd::OwnedFd;
 use std::time::Instant;
 
 impl Spawner {
-    pub(super) fn start_worker(&mut self, id: u64, descriptors: &[OwnedFd]) {
+    pub(super) fn start_worker(&mut self, id: u64, own_view: bool, descriptors: &[OwnedFd]) {
         let name = Name::Worker(id);
         let ([stdio, control], false) = (descriptors, self.children.contains(name)) else {
             return self.tell(&SpawnerEvent::WorkerEnded { id, status: None });
         };
-        match sys::fork() {
-            Ok(Fork::Child) => launch::worker(&self.program, stdio, control, self.me),
-            Ok(Fork::Parent(pid)) => self.children.add(name, pid),
+        match self.fork_worker(own_view) {
+            Ok((Fork::Child, starter)) => launch::worker(&self.program, stdio, control, &starter),
+            Ok((Fork::Parent(pid), _)) => self.children.add(name, pid),
             Err(error) => {
                 complain(format_args!("fork a worker: {error}"));
                 self.tell(&SpawnerEvent::WorkerEnded { id, status: None });
             }
+        }
+    }
+
+    /// Forks a worker; one that makes itself a view straight into new namespaces, but for that of mounts: it takes a copy of the
+    /// machine's when it knows its policy.
+    fn fork_worker(&self, own_view: bool) -> std::io::Result<(Fork, Starter)> {
+        match self.namespaces {
+            NamespaceLayer::Available { user, .. } if own_view => {
+                let spawner = pidfd_open(self.me, PidfdFlags::empty())?;
+                let ids = user.then(probe::own_ids);
+                Ok((sys::fork_into(namespaces::flags_ahead(user))?, Starter::Outside { spawner, ids }))
+            }
+            // The gateway knows what it was told.
+            NamespaceLayer::Unavailable { .. } if own_view => Err(std::io::Error::from_raw_os_error(libc::EOPNOTSUPP)),
+            _ => Ok((sys::fork()?, Starter::Parent(self.me))),
         }
     }
 

@@ -3,7 +3,7 @@
 use portcullis_protocol::denial::Denials;
 use portcullis_protocol::helper::{
     BUILD, CgroupLayer, Command, Deframer, Enforced, ExitStatus, Frame, FsDone, FsError, FsOperation, FsReply, FsRequest,
-    HIDDEN_FLAG, Role, SpawnerEvent, SpawnerRequest, StepFailed, WorkerAnswer, WorkerSetup, decode, encode,
+    HIDDEN_FLAG, NamespaceLayer, Role, SpawnerEvent, SpawnerRequest, StepFailed, WorkerAnswer, WorkerSetup, decode, encode,
 };
 use portcullis_protocol::limit::{ProcessLimits, SessionLimits};
 use portcullis_protocol::path::{AbsolutePath, Bytes};
@@ -20,6 +20,7 @@ use std::io::{IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::sync::OnceLock;
@@ -77,6 +78,11 @@ impl Channel {
         }
     }
 
+    /// The socket alone, for what is no frame.
+    pub(crate) fn into_socket(self) -> OwnedFd {
+        self.socket
+    }
+
     pub(crate) fn expect<T: DeserializeOwned>(&mut self) -> T {
         decode(&self.receive().expect("a frame before the end").0.body).unwrap()
     }
@@ -84,8 +90,13 @@ impl Channel {
 
 /// Starts this program in a hidden role, as the gateway does.
 pub(crate) fn start_role(role: Role, build: &str, stdio: OwnedFd) -> Child {
+    start_role_called("portcullis", role, build, stdio)
+}
+
+fn start_role_called(name: &str, role: Role, build: &str, stdio: OwnedFd) -> Child {
     let output = stdio.try_clone().unwrap();
     std::process::Command::new("/proc/self/exe")
+        .arg0(name)
         .args([HIDDEN_FLAG, role.name(), build])
         .stdin(stdio)
         .stdout(output)
@@ -106,6 +117,8 @@ pub(crate) struct Spawner {
     pub(crate) process: Child,
     /// Of the newest process that was run: an id is in use until the last of its sandbox is gone.
     pub(crate) newest: u64,
+    /// As it said.
+    pub(crate) namespaces: NamespaceLayer,
 }
 
 impl Spawner {
@@ -121,12 +134,21 @@ impl Spawner {
 
     /// One whose sessions have limits, as far as it can hold them.
     pub(crate) fn start_with(session_limits: SessionLimits) -> (Self, CgroupLayer) {
+        Self::begin("portcullis", session_limits)
+    }
+
+    /// One of which the helpers are called so.
+    pub(crate) fn start_called(name: &str) -> Self {
+        Self::begin(name, SessionLimits::default()).0
+    }
+
+    fn begin(name: &str, session_limits: SessionLimits) -> (Self, CgroupLayer) {
         let (mut channel, theirs) = Channel::pair();
-        let process = start_role(Role::Spawner, BUILD, theirs);
+        let process = start_role_called(name, Role::Spawner, BUILD, theirs);
         let (build, bounds) = (BUILD.to_owned(), Default::default());
         channel.send(&SpawnerRequest::Hello { build, session_limits, bounds, records: Some(records()) }, b"", &[]);
-        let SpawnerEvent::Ready { cgroups, .. } = channel.expect() else { panic!("its first word is another") };
-        (Self { channel: Some(channel), process, newest: 1000 }, cgroups)
+        let SpawnerEvent::Ready { cgroups, namespaces } = channel.expect() else { panic!("its first word is another") };
+        (Self { channel: Some(channel), process, newest: 1000, namespaces }, cgroups)
     }
 
     pub(crate) fn send(&self, request: &SpawnerRequest, descriptors: &[OwnedFd]) {
@@ -232,9 +254,13 @@ impl Worker {
             channel.send(request, b"early", &[]);
         }
         let (mut control, their_control) = Channel::pair();
-        spawner.send(&SpawnerRequest::Worker { id: 7 }, &[theirs, their_control]);
+        // As the gateway decides it.
+        let own_view = policy.is_some_and(|policy| policy.files != Files::Unrestricted)
+            && matches!(spawner.namespaces, NamespaceLayer::Available { .. });
+        let own_user = matches!(spawner.namespaces, NamespaceLayer::Available { user: true, .. });
+        spawner.send(&SpawnerRequest::Worker { id: 7, own_view }, &[theirs, their_control]);
         let policy = policy.map(|policy| Bytes(policy.encode()));
-        control.send(&WorkerSetup { build: BUILD.to_owned(), policy, concurrency: 8 }, b"", &[]);
+        control.send(&WorkerSetup { build: BUILD.to_owned(), policy, own_view, own_user, concurrency: 8 }, b"", &[]);
         match control.expect() {
             WorkerAnswer::Ready(enforced) => Ok(Self { channel, enforced, spawner }),
             WorkerAnswer::Failed(failure) => Err(failure),

@@ -2,7 +2,7 @@
 
 use super::gateway::{Channel, Spawner, command, policy, shell};
 use crate::Test;
-use portcullis_protocol::helper::{Command, ExitStatus, SpawnerEvent, SpawnerRequest, Step};
+use portcullis_protocol::helper::{Command, ExitStatus, NamespaceLayer, SpawnerEvent, SpawnerRequest, Step};
 use portcullis_protocol::path::AbsolutePath;
 use portcullis_sandbox::policy::{Access, Policy};
 use rustix::process::{Pid, Signal, geteuid, kill_process};
@@ -133,24 +133,30 @@ fn planted_descriptors_reach_no_role() {
     }
     spawner.close();
 
-    // A worker that has not been told its policy.
-    let spawner = Spawner::start();
-    let ((_requests, theirs), (_control, their_control)) = (Channel::pair(), Channel::pair());
-    spawner.send(&SpawnerRequest::Worker { id: 7 }, &[theirs, their_control]);
-    let worker = loop {
-        if let [worker] = children(spawner.pid().unsigned_abs())[..]
-            && fs::read(format!("/proc/{worker}/cmdline")).is_ok_and(|line| line.windows(6).any(|part| part == b"worker"))
-        {
-            break worker;
+    // Workers that have not been told their policies, in namespaces of their own and not.
+    for own_view in [false, true] {
+        let spawner = Spawner::start();
+        if own_view && !matches!(spawner.namespaces, NamespaceLayer::Available { .. }) {
+            println!("skipped: this machine gives no namespaces");
+            continue;
         }
-        std::thread::yield_now();
-    };
-    while planted.is_in(worker) || !open(worker).get(&0).is_some_and(|target| target == Path::new("/dev/null")) {
-        std::thread::yield_now();
+        let ((_requests, theirs), (_control, their_control)) = (Channel::pair(), Channel::pair());
+        spawner.send(&SpawnerRequest::Worker { id: 7, own_view }, &[theirs, their_control]);
+        let worker = loop {
+            if let [worker] = children(spawner.pid().unsigned_abs())[..]
+                && fs::read(format!("/proc/{worker}/cmdline")).is_ok_and(|line| line.windows(6).any(|part| part == b"worker"))
+            {
+                break worker;
+            }
+            std::thread::yield_now();
+        };
+        while planted.is_in(worker) || !open(worker).get(&0).is_some_and(|target| target == Path::new("/dev/null")) {
+            std::thread::yield_now();
+        }
+        assert_only_own("worker", worker);
+        assert!(planted.low.as_raw_fd() < 900);
+        spawner.close();
     }
-    assert_only_own("worker", worker);
-    assert!(planted.low.as_raw_fd() < 900);
-    spawner.close();
 }
 
 /// Follows a spawner and what it forks, and changes what system calls do. None where it cannot be had.

@@ -25,6 +25,8 @@ pub enum SpawnerRequest {
     Worker {
         /// Names the worker in [`SpawnerEvent::WorkerEnded`].
         id: u64,
+        /// In namespaces of its own, for a policy that restricts files. Only where the machine has them.
+        own_view: bool,
     },
     /// Start a process. Descriptors: standard input, output, error; with a tty the one terminal.
     Start {
@@ -240,6 +242,10 @@ pub struct WorkerSetup {
     pub build: String,
     /// A compiled policy of the sandbox crate; none makes an unconfined worker.
     pub policy: Option<Bytes>,
+    /// It is in namespaces of its own, and makes itself a view of the file system there.
+    pub own_view: bool,
+    /// A user namespace is among them.
+    pub own_user: bool,
     /// Bound of requests carried out side by side.
     pub concurrency: u16,
 }

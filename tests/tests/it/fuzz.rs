@@ -144,7 +144,8 @@ fn some_frames() -> Vec<Vec<u8>> {
     let path = AbsolutePath::new("/w/a").unwrap();
     let operation = FsOperation::Copy { source: path.clone(), destination: path.clone(), recursive: true };
     let walk = FsDone::Walk { entries: Vec::new(), errors: vec![(path, "x".to_owned())], truncated: true };
-    let setup = WorkerSetup { build: "b".to_owned(), policy: Some(Bytes(Policy::read_everything().encode())), concurrency: 4 };
+    let policy = Some(Bytes(Policy::read_everything().encode()));
+    let setup = WorkerSetup { build: "b".to_owned(), policy, own_view: true, own_user: false, concurrency: 4 };
     let frames = [
         encode(&FsRequest { id: 1, operation }, b"payload", 1),
         encode(&FsReply { id: 2, outcome: Ok(walk) }, b"", 0),

@@ -60,4 +60,5 @@ mod tls;
 mod tools;
 mod trees;
 mod unix_socket;
+mod views;
 mod watch;

@@ -17,7 +17,7 @@ use tokio::sync::{mpsc, oneshot};
 /// What the handles ask for.
 #[derive(Debug)]
 pub(super) enum Ask {
-    Worker { id: u64, descriptors: [OwnedFd; 2], ended: oneshot::Sender<Option<ExitStatus>> },
+    Worker { id: u64, own_view: bool, descriptors: [OwnedFd; 2], ended: oneshot::Sender<Option<ExitStatus>> },
     Process { id: u64, launch: Box<Launch>, reply: StartReply },
     Request(SpawnerRequest),
 }
@@ -93,8 +93,8 @@ impl Task {
     async fn forward(&mut self, ask: Ask) -> Result<(), String> {
         let sent = match ask {
             Ask::Request(request) => self.send(&request, &[]).await,
-            Ask::Worker { id, descriptors: [stdio, control], ended } => {
-                let sent = self.send(&SpawnerRequest::Worker { id }, &[stdio.as_fd(), control.as_fd()]).await;
+            Ask::Worker { id, own_view, descriptors: [stdio, control], ended } => {
+                let sent = self.send(&SpawnerRequest::Worker { id, own_view }, &[stdio.as_fd(), control.as_fd()]).await;
                 if sent.is_ok() {
                     self.workers.insert(id, ended);
                 }
@@ -324,7 +324,7 @@ mod tests {
         let mut tasks = JoinSet::new();
         let (spawner, mut sender, mut receiver) = fake::scripted(&mut tasks);
         let child = started_child(&spawner, &mut sender, &mut receiver).await;
-        let worker = spawner.worker().await.unwrap();
+        let worker = spawner.worker(false).await.unwrap();
         fake::hear(&mut receiver).await.unwrap();
         let starting = tokio::spawn({
             let spawner = spawner.clone();
@@ -354,8 +354,8 @@ mod tests {
         let failure = StepFailed { step: Step::Execute, attempt: "start `x`".to_owned(), errno: 2, denial: None };
         fake::say(&mut sender, &SpawnerEvent::StartFailed { id, failure: failure.clone() }).await;
         assert!(matches!(starting.await.unwrap(), Err(LaunchError::Failed(failed)) if failed == failure));
-        let worker = spawner.worker().await.unwrap();
-        let Some((SpawnerRequest::Worker { id }, descriptors)) = fake::hear(&mut receiver).await else { panic!() };
+        let worker = spawner.worker(false).await.unwrap();
+        let Some((SpawnerRequest::Worker { id, .. }, descriptors)) = fake::hear(&mut receiver).await else { panic!() };
         assert_eq!((id, descriptors.len()), (worker.id, 2));
         rustix::io::write(&descriptors[0], b"r").unwrap();
         rustix::io::write(&descriptors[1], b"c").unwrap();
