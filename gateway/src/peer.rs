@@ -139,9 +139,9 @@ impl Peers {
 /// What follows from who holds the other end.
 fn judge(held: Held, untold: fn(String) -> PeerError) -> Result<(), PeerError> {
     match held {
-        Held::ByOthers => Ok(()),
-        Held::ByDescendant(pid) => Err(PeerError::Descendant(pid)),
-        Held::ByNobody => Err(untold("no process that can be looked at holds its other end".to_owned())),
+        Held::Others => Ok(()),
+        Held::Descendant(pid) => Err(PeerError::Descendant(pid)),
+        Held::Unseen => Err(untold("no process that can be looked at holds its other end".to_owned())),
     }
 }
 
@@ -194,7 +194,7 @@ mod tests {
         let Some(inode) = inode else { return Ok(()) };
         let until = std::time::Instant::now() + walk::DEADLINE;
         let found = walk::look(&[inode], || vec![spawner], until).map_err(|error| untold(error.to_string()))?;
-        judge(found.get(&inode).cloned().unwrap_or(Held::ByNobody), untold)
+        judge(found.get(&inode).cloned().unwrap_or(Held::Unseen), untold)
     }
 
     fn tell(peer: SocketAddr, local: SocketAddr, spawner: u32) -> Result<(), PeerError> {
@@ -206,6 +206,7 @@ mod tests {
         let (listener, client, _server) = connected();
         let (local, peer) = (listener.local_addr().unwrap(), client.local_addr().unwrap());
         // Another process holds it too, which began later and descends from this one as well.
+        #[expect(clippy::disallowed_methods, reason = "another process that holds the socket")]
         let mut child = std::process::Command::new("/bin/cat")
             .stdin(std::process::Stdio::piped())
             .stdout(OwnedFd::from(client.try_clone().unwrap()))
@@ -216,7 +217,7 @@ mod tests {
         let until = std::time::Instant::now() + walk::DEADLINE;
         // The child is the descendant and this process is not, whichever is met first.
         let found = walk::look(&[inode], || vec![child.id()], until).unwrap();
-        assert_eq!(found.get(&inode), Some(&Held::ByDescendant(child.id())));
+        assert_eq!(found.get(&inode), Some(&Held::Descendant(child.id())));
         assert!(matches!(walk::look(&[inode], Vec::new, std::time::Instant::now()), Err(walk::Untold::Late)));
         drop(child.stdin.take());
         child.wait().unwrap();

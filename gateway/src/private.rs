@@ -64,7 +64,9 @@ fn ready(place: &Path) -> Option<PathBuf> {
     #[expect(clippy::disallowed_methods, reason = "the operator's own place, which no client names")]
     let place = std::fs::canonicalize(place).ok()?;
     let records = place.join(RECORDS);
-    match mkdirat(CWD, &records, Mode::RWXU) {
+    #[expect(clippy::disallowed_methods, reason = "the operator's own place, which no client names")]
+    let made = mkdirat(CWD, &records, Mode::RWXU);
+    match made {
         Ok(()) | Err(Errno::EXIST) => {}
         Err(_refused) => return None,
     }

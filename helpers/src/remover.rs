@@ -123,8 +123,11 @@ fn post(to: BorrowedFd<'_>, bytes: &[u8], descriptors: &[BorrowedFd<'_>], flags:
     }
 }
 
+/// The bytes of a message, and what came along.
+type Message = (Vec<u8>, Vec<OwnedFd>);
+
 /// A message that has come; none at the end.
-fn receive(from: BorrowedFd<'_>) -> Result<Option<(Vec<u8>, Vec<OwnedFd>)>, Errno> {
+fn receive(from: BorrowedFd<'_>) -> Result<Option<Message>, Errno> {
     let mut bytes = vec![0; MESSAGE];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);

@@ -66,8 +66,8 @@ const MAX_ALL_TRANSLATED: usize = 256 << 10;
 ///
 /// # Errors
 /// They are.
-pub(crate) fn check_size<'a>(patterns: impl Iterator<Item = &'a str>) -> Result<(), PolicyError> {
-    patterns.fold(Ok(Size::default()), |size, pattern| size?.and(pattern)).map(drop)
+pub(crate) fn check_size<'a>(mut patterns: impl Iterator<Item = &'a str>) -> Result<(), PolicyError> {
+    patterns.try_fold(Size::default(), Size::and).map(drop)
 }
 
 /// What patterns take when they are translated.

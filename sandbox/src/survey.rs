@@ -13,6 +13,7 @@ use portcullis_protocol::path::AbsolutePath;
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, openat2, statat};
 use rustix::io::Errno;
 use std::ffi::OsStr;
+use std::io::Read as _;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -263,10 +264,16 @@ fn follow(pointer: &Path, tables: &Compiled, roots: &Roots, found: &mut Vec<Foun
             repositories.push(lead(&repository.path, &line, found).map_err(fail)?.path);
         }
         let files = LEADING.map(|name| repository.path.join(name));
+        let [.., settings] = &files;
+        let is_lifted = repositories.iter().any(|whole| tables.is_named(settings.parent().unwrap_or(settings), whole, pointer));
+        if is_lifted && is_missing(settings) && repositories.iter().any(|whole| reads_settings_of_work_trees(whole)) {
+            let text =
+                "its repository sets extensions.worktreeConfig, and `{}` is missing, which a process could make; create it empty";
+            return Err(fail(text.replace("{}", &settings.to_string_lossy())));
+        }
         repositories.push(repository.path);
-        // These by an entry of their own only.
-        let exists = |file: &&PathBuf| statat(CWD, *file, AtFlags::SYMLINK_NOFOLLOW).is_ok();
-        files.iter().filter(exists).for_each(|file| protect(file, file, pointer, (tables, roots), found));
+        // These by an entry of their own only; what is missing could be made.
+        files.iter().for_each(|file| protect(file, file, pointer, (tables, roots), found));
     }
     for repository in &repositories {
         let whole = repositories.iter().find(|whole| repository.starts_with(whole)).unwrap_or(repository);
@@ -274,6 +281,26 @@ fn follow(pointer: &Path, tables: &Compiled, roots: &Roots, found: &mut Vec<Foun
     }
     Ok(())
 }
+
+fn is_missing(path: &Path) -> bool {
+    matches!(statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW), Err(Errno::NOENT))
+}
+
+/// Whether git reads `config.worktree` of the work trees of a repository (git-worktree(1)). A mount point could not hold that name: git
+/// fails on a directory there.
+fn reads_settings_of_work_trees(repository: &Path) -> bool {
+    /// Longer than a file of settings; what lies behind it is not looked at, so that it counts as set.
+    const MOST: usize = 1 << 20;
+    let mut text = Vec::new();
+    let read = open(&repository.join("config"), OFlags::NONBLOCK)
+        .map_err(std::io::Error::from)
+        .and_then(|file| std::fs::File::from(file).take(MOST as u64).read_to_end(&mut text));
+    text.make_ascii_lowercase();
+    read.is_ok_and(|length| length == MOST) || text.windows(NAME.len()).any(|part| part == NAME)
+}
+
+/// `extensions.worktreeConfig` without its section, in any case (git-config(1)).
+const NAME: &[u8] = b"worktreeconfig";
 
 /// Notes a place that a protected name leads to, unless an entry names the repository or what of it lies there.
 fn protect(path: &Path, repository: &Path, pointer: &Path, (tables, roots): (&Compiled, &Roots), found: &mut Vec<Found>) {

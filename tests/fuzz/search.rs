@@ -64,12 +64,12 @@ pub(crate) fn search(name: &str, seeds: &[Vec<u8>], count: u64, mut target: impl
                 }
             }
             Err(panic) => {
-                eprintln!("{name}: input {tried} of seed {seed} fails: {input:?}");
+                println!("{name}: input {tried} of seed {seed} fails: {input:?}");
                 resume_unwind(panic);
             }
         }
     }
-    eprintln!("{name}: {tried} inputs tried, {judged} of them judged, from seed {seed}");
+    println!("{name}: {tried} inputs tried, {judged} of them judged, from seed {seed}");
     (tried, judged)
 }
 

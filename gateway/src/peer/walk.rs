@@ -23,11 +23,11 @@ const QUEUE: usize = 1024;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Held {
     /// A process that the gateway started, whoever else holds it.
-    ByDescendant(u32),
+    Descendant(u32),
     /// Others only.
-    ByOthers,
+    Others,
     /// No process that can be looked at.
-    ByNobody,
+    Unseen,
 }
 
 /// Why it is not known.
@@ -86,7 +86,7 @@ async fn run(mut queue: mpsc::Receiver<Ask>, spawner: Spawner) {
         let looked = tokio::task::spawn_blocking(move || look(&inodes, || ours.ancestors(), Instant::now() + DEADLINE)).await;
         let looked = looked.unwrap_or(Err(Untold::Closing));
         for Ask { inode, reply } in asked {
-            let held = looked.as_ref().map(|found| found.get(&inode).cloned().unwrap_or(Held::ByNobody));
+            let held = looked.as_ref().map(|found| found.get(&inode).cloned().unwrap_or(Held::Unseen));
             let _gone = reply.send(held.map_err(Clone::clone));
         }
     }
@@ -103,13 +103,13 @@ pub(super) fn look(inodes: &[u32], ancestors: impl Fn() -> Vec<u32>, until: Inst
         }
         for inode in held {
             // One descendant is enough, whoever else holds it: a number may also stand for two sockets.
-            if matches!(found.get(&inode), Some(Held::ByDescendant(_))) {
+            if matches!(found.get(&inode), Some(Held::Descendant(_))) {
                 continue;
             }
             let Some(holder) = Holder::settled(pid, inode, until) else { continue };
             // Of a spawner that began after the look too.
             let is_ours = ancestors().into_iter().any(|ancestor| holder.descends_from(ancestor));
-            found.insert(inode, if is_ours { Held::ByDescendant(pid) } else { Held::ByOthers });
+            found.insert(inode, if is_ours { Held::Descendant(pid) } else { Held::Others });
         }
     }
     Ok(found)

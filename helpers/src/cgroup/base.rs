@@ -52,7 +52,7 @@ fn unified(own: &str, mounts: &str, name: &str) -> Result<PathBuf, String> {
 fn above_our_own(own: PathBuf) -> PathBuf {
     let base = own.parent().filter(|_| own.ends_with(BESIDE));
     let is_ours = |base: &&Path| base.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(PREFIX));
-    base.filter(is_ours).and_then(Path::parent).map_or(own.clone(), Path::to_owned)
+    base.filter(is_ours).and_then(Path::parent).map_or_else(|| own.clone(), Path::to_owned)
 }
 
 /// Has the controllers in the groups below a directory. No group may have processes of its own then, so if nobody but the gateway

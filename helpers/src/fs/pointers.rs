@@ -99,6 +99,8 @@ impl Pointers {
                     self.repository(place, &root.join(OsStr::from_bytes(target)))?;
                 }
             }
+            // A repository that shares hooks and settings with another one says so in a file.
+            FileType::Directory if may_be_file && line(&place.join("commondir")).is_ok() => self.repository(place, place)?,
             _in_place => {}
         }
         Ok(())
@@ -222,6 +224,21 @@ mod tests {
         assert_eq!(run(&view, remove(at("d/beside"), false)), Ok(FsDone::Changed));
         assert_eq!(run(&view, remove(at("other"), false)), Ok(FsDone::Changed));
         assert_eq!(run(&view, remove(at("evil"), true)), Ok(FsDone::Changed));
+    }
+
+    #[test]
+    fn what_a_repository_shares_with_another_stays() {
+        let tree = Tree::new();
+        tree.put("ws/.git/commondir", b"../shared\n");
+        tree.put("ws/shared/config", b"good");
+        let ws = tree.at("ws");
+        let view = confined(&[(tree.root(), "read"), (&ws, "write")]);
+        for name in ["ws/shared/config", "ws/shared/hooks", "ws/.git/commondir"] {
+            assert_eq!(refusal(run(&view, write(tree.path(name)))), REFUSED, "{name}");
+        }
+        // The control: the same name beside it.
+        assert_eq!(run(&view, write(tree.path("ws/config"))), Ok(FsDone::Changed));
+        assert_eq!(tree.get("ws/shared/config"), b"good");
     }
 
     #[test]

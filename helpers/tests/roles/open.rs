@@ -68,7 +68,7 @@ fn children(process: u32) -> Vec<i32> {
 fn may_look(test: &str) -> bool {
     let may = geteuid().is_root();
     if !may {
-        eprintln!("skipped: {test}: only root may list the descriptors of the helpers");
+        println!("skipped: {test}: only root may list the descriptors of the helpers");
     }
     may
 }
@@ -150,7 +150,7 @@ fn planted_descriptors_reach_no_role() {
             }
             std::thread::yield_now();
         };
-        while planted.is_in(worker) || !open(worker).get(&0).is_some_and(|target| target == Path::new("/dev/null")) {
+        while planted.is_in(worker) || open(worker).get(&0).is_none_or(|target| target != Path::new("/dev/null")) {
             std::thread::yield_now();
         }
         assert_only_own("worker", worker);
@@ -164,7 +164,7 @@ fn strace(spawner: &Spawner, inject: &str, test: &str) -> Option<Child> {
     let (pid, log) = (spawner.pid().to_string(), "/dev/null");
     let arguments = ["-f", "-o", log, "-e", "trace=execve,close_range", "-e", &format!("inject={inject}"), "-p", &pid];
     let Ok(mut strace) = std::process::Command::new("strace").args(arguments).stderr(Stdio::piped()).spawn() else {
-        eprintln!("skipped: {test}: strace is not installed");
+        println!("skipped: {test}: strace is not installed");
         return None;
     };
     let mut words = BufReader::new(strace.stderr.take().unwrap());
@@ -173,7 +173,7 @@ fn strace(spawner: &Spawner, inject: &str, test: &str) -> Option<Child> {
     // It goes on writing there.
     strace.stderr = Some(words.into_inner());
     if !line.contains("attached") {
-        eprintln!("skipped: {test}: {line}");
+        println!("skipped: {test}: {line}");
         strace.wait().unwrap();
         return None;
     }

@@ -8,7 +8,7 @@ use std::path::Path;
 fn is_there(program: &str, package: &str) -> bool {
     let is_there = Path::new(program).exists();
     if !is_there {
-        eprintln!("skipped: {program} is missing (Debian package {package})");
+        println!("skipped: {program} is missing (Debian package {package})");
     }
     is_there
 }
