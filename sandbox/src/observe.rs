@@ -5,7 +5,7 @@
 //! notes what they deny, and lets the call go on. Nothing is decided here: the mounts and Landlock do that, whatever is read.
 //! Opening for reading is not told, since that would cost too much; nor is what goes through an open descriptor.
 //!
-//! One call is never let go on: setting a mode with the group's bit, which only directories may have. See [`directory`].
+//! One call is never let go on: setting a mode with the group's bit, which only directories may have: `observe/directory.rs`.
 
 mod directory;
 

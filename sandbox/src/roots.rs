@@ -2,12 +2,13 @@
 
 use crate::compiled::{Compiled, Resolved, Verdict};
 use crate::enforce::EnforceError;
+use crate::kernel_files::{Hidden, hidden};
 use crate::policy::{Access, Grant, Grants, Policy};
 use portcullis_protocol::path::AbsolutePath;
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
@@ -68,18 +69,33 @@ impl Roots {
         if count > 0 {
             roots.raised_limit = raise_descriptor_limit(count)?;
         }
-        let hidden = HiddenByOthers::new(policy);
+        let by_others = HiddenByOthers::new(policy);
+        // What one set is not told of may be named by the set that hides it, too.
+        let mut untold = HashSet::new();
         for (set, grants) in sets.enumerate() {
             for grant in &grants.entries {
-                let (root, resolved) = open_root(grant, set, |path| hidden.covers(set, path))?;
+                let (root, resolved) = open_root(grant, set, |path| by_others.covers(set, path))?;
                 roots.all.push(root);
-                roots.remember(&grant.path, resolved)?;
+                match resolved {
+                    Some(resolved) => {
+                        if untold.remove(&grant.path) {
+                            roots.resolved.remove(&grant.path);
+                        }
+                        roots.remember(&grant.path, resolved)?;
+                    }
+                    None if !roots.resolved.contains_key(&grant.path) => {
+                        let path = grant.path.as_path().to_owned();
+                        roots.resolved.insert(grant.path.clone(), Resolved::Missing { path, links: Vec::new() });
+                        untold.insert(grant.path.clone());
+                    }
+                    None => {}
+                }
             }
             roots.refuse_steered(grants, set)?;
             for glob in &grants.deny_globs {
                 if !roots.resolved.contains_key(&glob.base) {
                     let (_, resolved) = open_root(&Grant::new(glob.base.clone(), Access::Deny), set, |_| false)?;
-                    roots.remember(&glob.base, resolved)?;
+                    resolved.map_or(Ok(()), |resolved| roots.remember(&glob.base, resolved))?;
                 }
             }
         }
@@ -227,11 +243,12 @@ impl<'a> HiddenByOthers<'a> {
     }
 }
 
-fn open_root(grant: &Grant, set: usize, is_hidden: impl Fn(&Path) -> bool) -> Result<(Root, Resolved), EnforceError> {
+/// Opens what an entry names. Without a resolution the entry is treated as one of something missing, whatever is there.
+fn open_root(grant: &Grant, set: usize, is_hidden: impl Fn(&Path) -> bool) -> Result<(Root, Option<Resolved>), EnforceError> {
     let (named, access) = (&grant.path, grant.access);
     let nothing = || {
         let root = Root { real: named.as_path().to_owned(), access, is_skipped: grant.skip_missing, set, descriptor: None };
-        (root, Resolved::Missing { path: named.as_path().to_owned(), links: Vec::new() })
+        (root, None)
     };
     // A denial is for nobody to be told of, so that it is resolved in any case.
     if access != Access::Deny && is_hidden(named.as_path()) {
@@ -249,7 +266,7 @@ fn open_root(grant: &Grant, set: usize, is_hidden: impl Fn(&Path) -> bool) -> Re
         }
         let root = |real: &PathBuf, descriptor| Root { real: real.clone(), access, is_skipped: false, set, descriptor };
         let missing = |path: PathBuf, links| {
-            (Root { is_skipped: grant.skip_missing, ..root(&path, None) }, Resolved::Missing { path, links })
+            (Root { is_skipped: grant.skip_missing, ..root(&path, None) }, Some(Resolved::Missing { path, links }))
         };
         if !exists {
             return Ok(missing(path, links));
@@ -263,7 +280,7 @@ fn open_root(grant: &Grant, set: usize, is_hidden: impl Fn(&Path) -> bool) -> Re
                 let stat = rustix::fs::fstat(&descriptor).map_err(fail)?;
                 let identity = Identity { device: stat.st_dev, inode: stat.st_ino };
                 let descriptor = (access != Access::Deny).then_some((descriptor, identity));
-                return Ok((root(&path, descriptor), Resolved::Real { path, links }));
+                return Ok((root(&path, descriptor), Some(Resolved::Real { path, links })));
             }
         }
     }
@@ -305,6 +322,11 @@ pub(crate) fn follow(named: &Path) -> Result<Followed, Errno> {
         }
         followed.path.push(&name);
         if !followed.exists {
+            continue;
+        }
+        // A process is nothing that a policy can name: its links tell what it has open, and it is gone the next moment.
+        if matches!(hidden(&followed.path), Some(Hidden::Process(_))) {
+            followed.exists = false;
             continue;
         }
         match rustix::fs::readlinkat(CWD, &followed.path, Vec::new()) {
@@ -391,6 +413,18 @@ mod tests {
         assert_eq!((followed.path, followed.exists), (top.join("real/later/on"), false));
         assert!(!follow(&top.join("loop/x")).unwrap().exists);
         assert!(!follow(&top.join("dangling")).unwrap().exists);
+    }
+
+    #[test]
+    fn no_path_of_a_policy_leads_through_a_process() {
+        let own = format!("/proc/{}/cwd", std::process::id());
+        for name in ["/proc/self/cwd", "/proc/thread-self/root/etc", "/proc/self", own.as_str(), "/proc/1/exe"] {
+            let roots = open(&[(Path::new(name), Access::Write)]).unwrap();
+            assert_eq!(roots.all()[0].real, Path::new(name), "where its links lead is not told");
+            assert!(roots.all()[0].descriptor.is_none(), "{name}");
+        }
+        // The control.
+        assert!(open(&[(Path::new("/proc/sys"), Access::Read)]).unwrap().all()[0].descriptor.is_some());
     }
 
     #[test]

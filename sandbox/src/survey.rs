@@ -7,7 +7,7 @@
 use crate::compiled::{Compiled, Verdict};
 use crate::gitfile::{self, is_a_strangers};
 use crate::mounts::{Found, FoundKind};
-use crate::policy::{Access, Policy, is_protected_name};
+use crate::policy::{Access, DenyGlob, Policy, is_protected_name};
 use crate::roots::{Followed, Roots};
 use portcullis_protocol::path::AbsolutePath;
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, openat2, statat};
@@ -41,6 +41,9 @@ pub enum SurveyError {
         .0.display()
     )]
     Matches(PathBuf),
+    /// A process has its own there, which nobody has looked at.
+    #[error("hold a process to a deny glob below `{}`: processes have file systems of the kernel of their own; deny a path there instead", .0.display())]
+    Kernel(PathBuf),
     /// What protects a repository cannot be told.
     #[error("look where `{}` leads: {problem}", path.display())]
     Pointer {
@@ -66,6 +69,9 @@ pub fn is_needed(policy: &Policy, tables: &Compiled, roots: &Roots) -> bool {
 pub fn survey(policy: &Policy, tables: &Compiled, roots: &Roots) -> Result<Vec<Found>, SurveyError> {
     let mut found = Vec::new();
     let globs = policy.files.sets().flat_map(|grants| &grants.deny_globs);
+    if let Some(glob) = globs.clone().find(|glob| KERNEL.iter().any(|kernel| literal(glob).starts_with(kernel))) {
+        return Err(SurveyError::Kernel(literal(glob)));
+    }
     let mut bases: Vec<PathBuf> = globs.filter_map(|glob| roots.real(&glob.base)).collect();
     bases.sort();
     // One walk for all globs: what lies below another base is met there.
@@ -121,6 +127,12 @@ pub fn pointers(tables: &Compiled, roots: &Roots) -> Result<Vec<Found>, SurveyEr
         follow(&pointer, tables, roots, &mut found)?;
     }
     Ok(found)
+}
+
+/// The part of a glob that names places without wildcards.
+fn literal(glob: &DenyGlob) -> PathBuf {
+    let is_plain = |name: &&str| !name.contains(['*', '?', '[', ']', '{', '}', '\\']);
+    glob.base.as_path().join(glob.pattern.split('/').take_while(is_plain).collect::<PathBuf>())
 }
 
 fn writable(roots: &Roots) -> impl Iterator<Item = &Path> {

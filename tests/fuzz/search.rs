@@ -1,6 +1,7 @@
 //! A search without coverage, for the stable toolchain: inputs that were judged are changed a little, again and again. It is the same
 //! for the same seed, unless the target depends on threads.
 
+use std::io::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
 
@@ -64,12 +65,12 @@ pub(crate) fn search(name: &str, seeds: &[Vec<u8>], count: u64, mut target: impl
                 }
             }
             Err(panic) => {
-                println!("{name}: input {tried} of seed {seed} fails: {input:?}");
+                say(format_args!("{name}: input {tried} of seed {seed} fails: {input:?}"));
                 resume_unwind(panic);
             }
         }
     }
-    println!("{name}: {tried} inputs tried, {judged} of them judged, from seed {seed}");
+    say(format_args!("{name}: {tried} inputs tried, {judged} of them judged, from seed {seed}"));
     (tried, judged)
 }
 
@@ -102,4 +103,9 @@ fn change(kept: &[Vec<u8>], numbers: &mut Numbers) -> Vec<u8> {
         input.truncate(LONGEST);
     }
     input
+}
+
+/// One line on standard error, whatever runs the search.
+fn say(line: std::fmt::Arguments<'_>) {
+    let _unheard = writeln!(std::io::stderr(), "{line}");
 }

@@ -24,6 +24,9 @@ const LINKS: [(&str, &str); 5] = [
 /// Bound of what a sandbox keeps in `/dev/shm`.
 const SHARED_MEMORY: &str = "512m";
 
+/// Bound of the terminals of a sandbox. The machine has 4,096 for all (`kernel.pty.max`).
+const TERMINALS: &str = "256";
+
 /// Bound of the directory itself: names and links only.
 const DEVICE_DIRECTORY: &str = "64k";
 
@@ -71,7 +74,7 @@ impl Devices {
         let shared = tree::memory("1777", SHARED_MEMORY)?;
         attach_directory(top, "shm", &shared)?;
         let lock = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC;
-        let strings = [("ptmxmode", "0666"), ("mode", "0620")];
+        let strings = [("ptmxmode", "0666"), ("mode", "0620"), ("max", TERMINALS)];
         // A kernel that has one instance only takes the flag all the same: since Linux 4.7 each mount is one.
         let terminals = Tree::new(FileSystem { name: "devpts", flags: &["newinstance"], strings: &strings, lock })?;
         attach_directory(top, "pts", &terminals)?;

@@ -60,9 +60,10 @@ fn read_only() -> Value {
 }
 
 /// A server of a user whose budgets no other test needs, as only root can start one, and a place that is that user's.
+#[expect(clippy::print_stderr, reason = "what a test leaves out is said in its output")]
 async fn server_of_its_own_user(test: &str, user: u32) -> Option<(Place, Server)> {
     if !getuid().is_root() {
-        println!("skipped: {test}: other tests of this user would lack what it uses up; root tries it as another user");
+        eprintln!("skipped: {test}: other tests of this user would lack what it uses up; root tries it as another user");
         return None;
     }
     let place = Place::new();
@@ -189,7 +190,7 @@ async fn tasks_of_each_sandbox_are_bounded_by_default() {
     }
     assert!(told[1] > 4396, "the control: without the bound it is the machine's");
     if told[0] == told[1] {
-        return println!("skipped: this kernel cannot bound a pid namespace (Linux 6.14)");
+        return eprintln!("skipped: this kernel cannot bound a pid namespace (Linux 6.14)");
     }
     assert_eq!(told[0], 4396, "4,096 and the 300 that the kernel reserves");
 }
@@ -228,7 +229,7 @@ async fn everything_together_is_bounded_by_default_and_leaves_nothing() {
     let tasks = read("pids.max");
     let memory = read("memory.max").or_else(|| read("memory.limit_in_bytes"));
     let (Some(tasks), Some(memory)) = (tasks, memory) else {
-        return println!("skipped: cgroups cannot be made here by this user ({text})");
+        return eprintln!("skipped: cgroups cannot be made here by this user ({text})");
     };
     assert_eq!(tasks.trim(), "65536");
     let machine = fs::read_to_string("/proc/meminfo").unwrap();
