@@ -80,6 +80,9 @@ impl Builder<'_> {
         let stat = fstat(&target).map_err(MountError::at("look at", path))?;
         match FileType::from_raw_mode(stat.st_mode) {
             // One of the view's own names; what it leads to would stay.
+            FileType::Symlink if path.starts_with("/proc") => {
+                refuse("it leads into the directory of one process", "deny `/proc`, or take out the entry")
+            }
             FileType::Symlink => refuse("it is a link in every sandbox", "deny what it leads to, or take out the entry"),
             FileType::Directory if spot.leads_on => self.lead_through(target.as_fd(), path).map(drop),
             FileType::Directory => self.mask(Mask::Denied)?.attach(target.as_fd(), path),
