@@ -1,12 +1,47 @@
 //! Namespaces of a sandbox: which ones, and what has to be done inside before they can be used.
 
 use crate::enforce::EnforceError;
-use crate::sys;
+use crate::{limits, sys};
+use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::mount::{OpenTreeFlags, open_tree};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
-use rustix::process::{DumpableBehavior, set_dumpable_behavior};
+use rustix::process::{DumpableBehavior, getegid, geteuid, set_dumpable_behavior};
 use rustix::thread::CapabilitySet;
-use std::fs;
-use std::os::fd::AsFd;
+use std::fs::File;
+use std::io::{self, Write as _};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// Where the user namespace of a sandbox comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Users {
+    /// Its first process is cloned into it, since the server may not make the other namespaces without one. The effective user and
+    /// group outside, which no process inside can see before they are mapped.
+    First(u32, u32),
+    /// Its first process enters it once the view stands, which it makes with the rights of a server that may administer the machine.
+    Later,
+    /// The sandbox stays in the user namespace of the server.
+    Servers,
+}
+
+impl Users {
+    /// Of a sandbox of this process; `own` says whether a server that may administer the machine has one made.
+    #[must_use]
+    pub fn here(own: bool) -> Self {
+        if need_user() {
+            Self::First(geteuid().as_raw(), getegid().as_raw())
+        } else if own {
+            Self::Later
+        } else {
+            Self::Servers
+        }
+    }
+
+    /// Whether the first process is cloned into it.
+    #[must_use]
+    pub fn is_first(self) -> bool {
+        matches!(self, Self::First(..))
+    }
+}
 
 /// Whether this process needs a user namespace to be allowed the others: it may not administer the machine.
 #[must_use]
@@ -44,12 +79,52 @@ pub fn own_mounts() -> Result<(), EnforceError> {
 /// # Errors
 /// `/proc` does not offer the maps, or the kernel refuses them.
 pub fn map_ids(user: u32, group: u32) -> Result<(), EnforceError> {
+    write_maps(CWD, "/proc/self", user, group)
+}
+
+/// The machine's `/proc`, in a clone that is attached nowhere: the view makes the one that it lies over read-only.
+#[derive(Debug)]
+pub struct Maps {
+    proc: OwnedFd,
+}
+
+impl Maps {
+    /// Takes it, before the view is made.
+    ///
+    /// # Errors
+    /// There is none, or the kernel refuses to clone it.
+    pub fn take() -> Result<Self, EnforceError> {
+        // With what is mounted below, for the kernel refuses to part from it what was inherited with it.
+        let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_RECURSIVE;
+        let proc = open_tree(CWD, c"/proc", flags).map_err(|errno| fail("clone the mount of /proc", errno.raw_os_error()))?;
+        Ok(Self { proc })
+    }
+
+    /// Moves this single-threaded process, which may administer the machine, into a new user namespace in which there is its own user
+    /// and its own group and no other. It has no capability afterwards: the step itself takes those on the machine away, and those in
+    /// the new namespace are given up.
+    ///
+    /// # Errors
+    /// The kernel makes no user namespace, or does not take the maps; then the process must end.
+    pub fn enter(self) -> Result<(), EnforceError> {
+        let (user, group) = (geteuid().as_raw(), getegid().as_raw());
+        sys::own_users().map_err(|error| fail("make a user namespace", error.raw_os_error().unwrap_or(0)))?;
+        write_maps(self.proc.as_fd(), "self", user, group)?;
+        limits::drop_capabilities().map_err(|errno| EnforceError::Capabilities { errno: errno.raw_os_error() })
+    }
+}
+
+/// Writes the maps of this process, whose directory is at a path below a descriptor.
+fn write_maps(proc: BorrowedFd<'_>, process: &str, user: u32, group: u32) -> Result<(), EnforceError> {
     // The maps belong to root while the process may not be looked at.
     set_dumpable_behavior(DumpableBehavior::Dumpable)
         .map_err(|errno| fail("make the process its user's", errno.raw_os_error()))?;
     let write = |file: &str, text: &str| {
-        let path = format!("/proc/self/{file}");
-        fs::write(&path, text).map_err(|error| fail(&format!("write {path}"), error.raw_os_error().unwrap_or(0)))
+        let path = format!("{process}/{file}");
+        let written = openat(proc, &path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())
+            .map_err(io::Error::from)
+            .and_then(|file| File::from(file).write_all(text.as_bytes()));
+        written.map_err(|error| fail(&format!("write /proc/self/{file}"), error.raw_os_error().unwrap_or(0)))
     };
     let own = |id: u32| format!("{id} {id} 1");
     write("setgroups", "deny")?;

@@ -9,14 +9,13 @@ use crate::keeper;
 use crate::launch::{self, Order, failed};
 use crate::limit::{self, Decided};
 use crate::pending::Launch;
-use crate::probe;
 use crate::remover::Token;
 use crate::spare::{self, Ends, Spare};
 use crate::sys::{self, Fork};
 use crate::tether::Tether;
 use portcullis_protocol::helper::{NamespaceLayer, SpawnerEvent, Step, StepFailed};
 use portcullis_protocol::limit::{ProcessLimits, TreeEnd};
-use portcullis_sandbox::namespaces;
+use portcullis_sandbox::namespaces::{self, Users};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -160,9 +159,9 @@ impl Spawner {
     pub(super) fn make_spare(&mut self) {
         let NamespaceLayer::Available { user, .. } = self.namespaces else { return self.spares.give_up() };
         let forked = spare::way().map_err(std::io::Error::from).and_then(|(ours, theirs)| {
-            let ids = user.then(probe::own_ids);
-            match sys::fork_into(namespaces::flags_ahead(user))? {
-                Fork::Child => init::wait(&theirs, ids),
+            let users = Users::here(user);
+            match sys::fork_into(namespaces::flags_ahead(users.is_first()))? {
+                Fork::Child => init::wait(&theirs, users),
                 Fork::Parent(pid) => Ok(Spare { pid, way: ours }),
             }
         });
@@ -181,9 +180,9 @@ impl Spawner {
 type Kept = (Pid, Option<(Token, OwnedFd)>, String, OwnedFd);
 
 fn fork_init(order: Order, ends: Ends, user: bool) -> std::io::Result<Pid> {
-    let ids = user.then(probe::own_ids);
-    match sys::fork_into(namespaces::flags(user))? {
-        Fork::Child => init::run(order, ends, ids),
+    let users = Users::here(user);
+    match sys::fork_into(namespaces::flags(users.is_first()))? {
+        Fork::Child => init::run(order, ends, users),
         Fork::Parent(pid) => Ok(pid),
     }
 }
