@@ -50,8 +50,6 @@ pub(crate) fn wait(way: &OwnedFd, users: Users) -> ! {
     match waited {
         Ok((ready, Ok(Some((order, ends))))) => go(order, ends, users, || {
             ready?;
-            // As the machine's are now.
-            namespaces::own_mounts()?;
             Ok(Made { user: users.is_first(), network: true })
         }),
         Ok((Ok(()), Ok(None))) => sys::end(0),
@@ -118,6 +116,8 @@ fn prepare(
     let null = null()?;
     let made = make()?;
     let maps = maps(users)?;
+    // As the machine's are now.
+    namespaces::own_mounts()?;
     limits.bound_namespace()?;
 
     // The policy's paths, as this mount namespace has them, and as the process will be able to see them.
@@ -238,7 +238,7 @@ fn look(policy: &Policy, tables: &Compiled, roots: &Roots) -> Result<Vec<Found>,
     }
 }
 
-/// What a process that enters a user namespace later needs of the machine for that.
+/// What a process that enters a user namespace later needs of the server's mounts for that.
 fn maps(users: Users) -> Result<Option<Maps>, EnforceError> {
     (users == Users::Later).then(Maps::take).transpose()
 }
@@ -257,6 +257,7 @@ pub(crate) fn try_all(users: Users) -> Result<Tried, EnforceError> {
         namespaces::map_ids(user, group)?;
     }
     let maps = maps(users);
+    namespaces::own_mounts()?;
     let policy = Policy::read_everything();
     let roots = Roots::open(&policy)?;
     let tables = Compiled::new(&policy, |path| roots.resolve(path))

@@ -3,7 +3,6 @@
 use crate::enforce::EnforceError;
 use crate::{limits, sys};
 use rustix::fs::{CWD, Mode, OFlags, openat};
-use rustix::mount::{OpenTreeFlags, open_tree};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use rustix::process::{DumpableBehavior, getegid, geteuid, set_dumpable_behavior};
 use rustix::thread::CapabilitySet;
@@ -49,17 +48,10 @@ pub fn need_user() -> bool {
     !rustix::thread::capabilities(None).is_ok_and(|held| held.effective.contains(CapabilitySet::SYS_ADMIN))
 }
 
-/// The flags with which the first process of a sandbox is cloned. The network comes later, for only some policies want one of
-/// their own.
+/// The flags with which the first process of a sandbox is cloned. The mounts come later, with [`own_mounts`], so that it sees what the
+/// machine has mounted when it is known what for; the network too, for only some policies want one of their own.
 #[must_use]
 pub fn flags(user: bool) -> u64 {
-    flags_ahead(user) | u64::from(libc::CLONE_NEWNS.cast_unsigned())
-}
-
-/// The same without the mounts: for a process that is cloned before it is known what for, and takes [`own_mounts`] then, so that
-/// it sees what the machine has mounted by that time.
-#[must_use]
-pub fn flags_ahead(user: bool) -> u64 {
     let flags = libc::CLONE_NEWPID | libc::CLONE_NEWIPC | if user { libc::CLONE_NEWUSER } else { 0 };
     flags.cast_unsigned().into()
 }
@@ -82,21 +74,21 @@ pub fn map_ids(user: u32, group: u32) -> Result<(), EnforceError> {
     write_maps(CWD, "/proc/self", user, group)
 }
 
-/// The machine's `/proc`, in a clone that is attached nowhere: the view makes the one that it lies over read-only.
+/// `/proc` as the server has it mounted. In a mount namespace of its own the process makes each mount read-only; those of the server stay
+/// as they are for who holds a descriptor.
 #[derive(Debug)]
 pub struct Maps {
     proc: OwnedFd,
 }
 
 impl Maps {
-    /// Takes it, before the view is made.
+    /// Opens it, before [`own_mounts`].
     ///
     /// # Errors
-    /// There is none, or the kernel refuses to clone it.
+    /// There is none.
     pub fn take() -> Result<Self, EnforceError> {
-        // With what is mounted below, for the kernel refuses to part from it what was inherited with it.
-        let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_RECURSIVE;
-        let proc = open_tree(CWD, c"/proc", flags).map_err(|errno| fail("clone the mount of /proc", errno.raw_os_error()))?;
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let proc = openat(CWD, "/proc", flags, Mode::empty()).map_err(|errno| fail("open /proc", errno.raw_os_error()))?;
         Ok(Self { proc })
     }
 

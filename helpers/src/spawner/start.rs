@@ -160,7 +160,7 @@ impl Spawner {
         let NamespaceLayer::Available { user, .. } = self.namespaces else { return self.spares.give_up() };
         let forked = spare::way().map_err(std::io::Error::from).and_then(|(ours, theirs)| {
             let users = Users::here(user);
-            match sys::fork_into(namespaces::flags_ahead(users.is_first()))? {
+            match sys::fork_into(namespaces::flags(users.is_first()))? {
                 Fork::Child => init::wait(&theirs, users),
                 Fork::Parent(pid) => Ok(Spare { pid, way: ours }),
             }
