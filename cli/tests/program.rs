@@ -111,6 +111,7 @@ fn doctor_names_layers_and_policies() {
         "seccomp",
         "namespaces",
         "own proc",
+        "own users",
         "cgroups",
         "policy read-only",
         "policy workspace-write",

@@ -16,7 +16,7 @@ use portcullis_sandbox::compiled::Compiled;
 use portcullis_sandbox::enforce::{self, Choices, EnforceError, Made, Own};
 use portcullis_sandbox::first;
 use portcullis_sandbox::mounts::{Found, Plan};
-use portcullis_sandbox::namespaces;
+use portcullis_sandbox::namespaces::{self, Maps, Users};
 use portcullis_sandbox::policy::Policy;
 use portcullis_sandbox::roots::Roots;
 use portcullis_sandbox::survey;
@@ -29,18 +29,18 @@ use std::io::{Read as _, Write as _};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Makes the sandbox, starts the program and serves until the end of both, in the first process of new namespaces. `ids` are the
-/// effective user and group outside, if it is in a new user namespace too.
-pub(crate) fn run(order: Order, ends: Ends, ids: Option<(u32, u32)>) -> ! {
-    go(order, ends, || begin(ids).map(|()| Made { user: ids.is_some(), network: false }))
+/// Makes the sandbox, starts the program and serves until the end of both, in the first process of new namespaces. `users`
+/// says whether it is in a new user namespace too, or enters one.
+pub(crate) fn run(order: Order, ends: Ends, users: Users) -> ! {
+    go(order, ends, users, || begin(users).map(|()| Made { user: users.is_first(), network: false }))
 }
 
 /// Waits for an order in the first process of new namespaces but of mounts, with a network of its own, and goes on with it as
 /// [`run`].
-pub(crate) fn wait(way: &OwnedFd, ids: Option<(u32, u32)>) -> ! {
+pub(crate) fn wait(way: &OwnedFd, users: Users) -> ! {
     // A panic must not unwind into the spawner's frames, of which this process has a copy.
     let waited = catch_unwind(|| {
-        let ready = spare::leave_spawner(way).and_then(|()| begin(ids)).and_then(|()| Ok(namespaces::own_network()?));
+        let ready = spare::leave_spawner(way).and_then(|()| begin(users)).and_then(|()| Ok(namespaces::own_network()?));
         if ready.is_err() {
             // The next start finds none and does without. One that has been sent here meanwhile is told.
             spare::refuse(way);
@@ -48,11 +48,9 @@ pub(crate) fn wait(way: &OwnedFd, ids: Option<(u32, u32)>) -> ! {
         (ready, spare::wait(way))
     });
     match waited {
-        Ok((ready, Ok(Some((order, ends))))) => go(order, ends, || {
+        Ok((ready, Ok(Some((order, ends))))) => go(order, ends, users, || {
             ready?;
-            // As the machine's are now.
-            namespaces::own_mounts()?;
-            Ok(Made { user: ids.is_some(), network: true })
+            Ok(Made { user: users.is_first(), network: true })
         }),
         Ok((Ok(()), Ok(None))) => sys::end(0),
         Ok((Err(failure), Ok(None))) => {
@@ -68,21 +66,21 @@ pub(crate) fn wait(way: &OwnedFd, ids: Option<(u32, u32)>) -> ! {
 }
 
 /// What has to be done in new namespaces before they are used, whatever for.
-fn begin(ids: Option<(u32, u32)>) -> Result<(), StepFailed> {
+fn begin(users: Users) -> Result<(), StepFailed> {
     // Out of the reach of whatever signals the spawner's group.
     rustix::process::setsid().map_err(launch::machine("start a session"))?;
     // Users first: whatever else is made belongs to their namespace.
-    if let Some((user, group)) = ids {
+    if let Users::First(user, group) = users {
         namespaces::map_ids(user, group)?;
     }
     // No process of the same user may look at the copy of the spawner's memory.
     set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(launch::machine("hide the memory of init"))
 }
 
-fn go(order: Order, ends: Ends, make: impl FnOnce() -> Result<Made, StepFailed>) -> ! {
+fn go(order: Order, ends: Ends, users: Users, make: impl FnOnce() -> Result<Made, StepFailed>) -> ! {
     let Ends { result, tether, line } = ends;
     // A panic must not unwind into the spawner's frames, of which this process has a copy.
-    let ended = catch_unwind(AssertUnwindSafe(|| prepare(order, result.as_fd(), tether.as_fd(), line, make)));
+    let ended = catch_unwind(AssertUnwindSafe(|| prepare(order, result.as_fd(), tether.as_fd(), line, users, make)));
     let failure = match ended {
         Ok(Ok(keeper)) => {
             drop(result);
@@ -101,6 +99,7 @@ fn prepare(
     result: BorrowedFd<'_>,
     tether: BorrowedFd<'_>,
     line: Option<OwnedFd>,
+    users: Users,
     make: impl FnOnce() -> Result<Made, StepFailed>,
 ) -> Result<Keeper, StepFailed> {
     let Order { tty, policy, command, descriptors, limits, records, .. } = order;
@@ -116,6 +115,9 @@ fn prepare(
 
     let null = null()?;
     let made = make()?;
+    let maps = maps(users)?;
+    // As the machine's are now.
+    namespaces::own_mounts()?;
     limits.bound_namespace()?;
 
     // The policy's paths, as this mount namespace has them, and as the process will be able to see them.
@@ -155,6 +157,12 @@ fn prepare(
 
     // Nothing of the way here leads beneath the covers: neither the directory that this process began in, nor what it opened.
     rustix::process::chdir("/").map_err(launch::machine("enter the root of the view"))?;
+
+    // From here on it has no right on the machine that its user has not, and the user namespace is all that it administers.
+    if let Some(maps) = maps {
+        maps.enter()?;
+        own.user = true;
+    }
 
     // The program is a child of this process, and confines itself. Its domain nests in this one.
     first::before_launcher(&policy, &roots, &own, &tables)?;
@@ -230,16 +238,33 @@ fn look(policy: &Policy, tables: &Compiled, roots: &Roots) -> Result<Vec<Found>,
     }
 }
 
-/// Tries namespaces, a view over the machine's tree and a network, in the first process of new namespaces. Whether `/proc` can be its own.
-pub(crate) fn try_all(ids: Option<(u32, u32)>) -> Result<bool, EnforceError> {
-    if let Some((user, group)) = ids {
+/// What a process that enters a user namespace later needs of the server's mounts for that.
+fn maps(users: Users) -> Result<Option<Maps>, EnforceError> {
+    (users == Users::Later).then(Maps::take).transpose()
+}
+
+/// What a try has found.
+pub(crate) struct Tried {
+    /// Whether `/proc` can be its own.
+    pub(crate) own_proc: bool,
+    /// Why it is in the user namespace of the server, if it is.
+    pub(crate) shared_users: Option<EnforceError>,
+}
+
+/// Tries namespaces, a view over the machine's tree and a network, in the first process of new namespaces.
+pub(crate) fn try_all(users: Users) -> Result<Tried, EnforceError> {
+    if let Users::First(user, group) = users {
         namespaces::map_ids(user, group)?;
     }
+    let maps = maps(users);
+    namespaces::own_mounts()?;
     let policy = Policy::read_everything();
     let roots = Roots::open(&policy)?;
     let tables = Compiled::new(&policy, |path| roots.resolve(path))
         .map_err(|error| EnforceError::Namespace { attempt: error.to_string(), errno: 0 })?;
     let plan = Plan { tables: &tables, roots: &roots, found: &[], terminal: None, records: None };
-    let made = Made { user: ids.is_some(), network: false };
-    Own::make(&policy, plan, made, &mut |_| ()).map(|own| own.view.own_proc)
+    let made = Made { user: users.is_first(), network: false };
+    let own_proc = Own::make(&policy, plan, made, &mut |_| ())?.view.own_proc;
+    let shared_users = maps.and_then(|maps| maps.map_or(Ok(()), Maps::enter)).err();
+    Ok(Tried { own_proc, shared_users })
 }

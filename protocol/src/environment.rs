@@ -121,7 +121,7 @@ pub struct Enforcement {
 /// One layer on a machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerState {
-    /// `landlock`, `seccomp`, `cgroups`, `namespaces` or `own proc`.
+    /// `landlock`, `seccomp`, `cgroups`, `namespaces`, `own proc` or `own users`.
     pub name: String,
     /// Whether it can be used.
     pub available: bool,

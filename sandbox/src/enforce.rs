@@ -135,7 +135,7 @@ pub fn without_listener(policy: &Policy, enforced: &mut Enforced) -> Result<(), 
 /// What a process has to itself, made before it is confined.
 #[derive(Debug)]
 pub struct Own {
-    /// Whether it has a user namespace, to which the others belong.
+    /// Whether it has a user namespace.
     pub user: bool,
     /// The network.
     pub network: bool,

@@ -39,8 +39,8 @@ impl Facts {
     }
 }
 
-/// The layers `namespaces` and `own proc` as they were tried, with what to do on this machine where one cannot be had.
-pub(crate) fn namespaces(tried: &NamespaceLayer, facts: &Facts) -> [LayerState; 2] {
+/// The layers `namespaces`, `own proc` and `own users` as they were tried, with what to do on this machine where one cannot be had.
+pub(crate) fn namespaces(tried: &NamespaceLayer, facts: &Facts) -> [LayerState; 3] {
     let layer = |name: &str, available, reason: &str, remedy: String| LayerState {
         name: name.to_owned(),
         available,
@@ -48,40 +48,45 @@ pub(crate) fn namespaces(tried: &NamespaceLayer, facts: &Facts) -> [LayerState; 
         remedy,
     };
     match tried {
-        NamespaceLayer::Available { user, own_proc } => {
-            let reason = if *user {
-                "made, in a user namespace; processes and fs workers have them"
+        NamespaceLayer::Available { user, own_proc, shared } => {
+            let users = if *user {
+                layer("own users", true, "a user namespace each", String::new())
             } else {
-                "made, by a privileged server; processes and fs workers have them"
+                let reason =
+                    format!("sandboxes share the user namespace of the server ({shared}): root in one is the server's root");
+                layer("own users", false, &reason, remedy(facts, USERS))
             };
             let proc = if *own_proc {
                 layer("own proc", true, "mounted", String::new())
             } else {
                 layer("own proc", false, "the machine's is seen, read-only", unmask(facts))
             };
-            [layer("namespaces", true, reason, String::new()), proc]
+            [layer("namespaces", true, "made; processes and fs workers have them", String::new()), proc, users]
         }
         NamespaceLayer::Unavailable { reason, remedy } => {
-            let causes = causes(facts);
-            let remedy = match (causes.is_empty(), remedy.as_str()) {
-                (false, _) => causes.join("\n"),
-                (true, "") => ANYWHERE.to_owned(),
-                (true, remedy) => remedy.to_owned(),
-            };
-            let proc = layer("own proc", false, "needs the namespaces layer", "see there".to_owned());
-            [layer("namespaces", false, reason, remedy), proc]
+            let remedy = self::remedy(facts, if remedy.is_empty() { ANYWHERE } else { remedy });
+            let needs = |name| layer(name, false, "needs the namespaces layer", "see there".to_owned());
+            [layer("namespaces", false, reason, remedy), needs("own proc"), needs("own users")]
         }
     }
 }
 
 /// What to do on this machine where namespaces or mounts are refused, a line for each cause that is known.
 pub(crate) fn here() -> String {
-    let causes = causes(&Facts::here());
-    if causes.is_empty() { ANYWHERE.to_owned() } else { causes.join("\n") }
+    remedy(&Facts::here(), ANYWHERE)
+}
+
+/// The same, or what is to be done where no cause is known.
+fn remedy(facts: &Facts, otherwise: &str) -> String {
+    let causes = causes(facts);
+    if causes.is_empty() { otherwise.to_owned() } else { causes.join("\n") }
 }
 
 /// Where nothing is known to keep them away.
 const ANYWHERE: &str = "run the server where it may make namespaces and mounts: as root, or where user namespaces are allowed";
+
+/// The same for a server that may make all namespaces but that of users.
+const USERS: &str = "run the server outside of any chroot, with CAP_SETFCAP and a /proc that can be written";
 
 /// What is known to keep namespaces away, each with its remedy.
 fn causes(facts: &Facts) -> Vec<String> {
@@ -146,7 +151,7 @@ mod tests {
     #[track_caller]
     fn check(files: &[(&'static str, &str)], is_root: bool, expect: &[&str]) {
         let unavailable = NamespaceLayer::Unavailable { reason: "EPERM".to_owned(), remedy: "as the spawner says".to_owned() };
-        let [layer, _proc] = namespaces(&unavailable, &facts(files, is_root));
+        let [layer, ..] = namespaces(&unavailable, &facts(files, is_root));
         assert!(!layer.available && layer.reason == "EPERM");
         for word in expect {
             assert!(layer.remedy.contains(word), "`{word}` is not in: {}", layer.remedy);
@@ -173,13 +178,24 @@ mod tests {
     #[test]
     fn a_covered_proc_is_named_with_what_uncovers_it() {
         let mounts = "1 2 0:5 / /proc rw - proc proc rw\n3 1 0:6 / /proc/kcore rw - tmpfs tmpfs rw";
-        let available = NamespaceLayer::Available { user: true, own_proc: false };
-        let [layer, proc] = namespaces(&available, &facts(&[("/proc/self/mountinfo", mounts)], false));
-        assert!(layer.available && !proc.available);
+        let available = NamespaceLayer::Available { user: true, own_proc: false, shared: String::new() };
+        let [layer, proc, users] = namespaces(&available, &facts(&[("/proc/self/mountinfo", mounts)], false));
+        assert!(layer.available && !proc.available && users.available);
         for word in ["1 places", "/proc/kcore", "systempaths=unconfined", "unmask=ALL"] {
             assert!(proc.remedy.contains(word), "{}", proc.remedy);
         }
-        let own = NamespaceLayer::Available { user: false, own_proc: true };
+        let own = NamespaceLayer::Available { user: true, own_proc: true, shared: String::new() };
         assert!(namespaces(&own, &Facts::default()).iter().all(|layer| layer.available && layer.remedy.is_empty()));
+    }
+
+    #[test]
+    fn users_that_are_the_servers_are_named_with_cause_and_remedy() {
+        let shared =
+            NamespaceLayer::Available { user: false, own_proc: true, shared: "make a user namespace: ENOSPC".to_owned() };
+        for (files, remedy) in [(&[(MAXIMUM, "0")][..], "sysctl -w user.max_user_namespaces="), (&[], "chroot")] {
+            let [layer, proc, users] = namespaces(&shared, &facts(files, true));
+            assert!(layer.available && proc.available && !users.available);
+            assert!(users.reason.contains("ENOSPC") && users.remedy.contains(remedy), "{users:?}");
+        }
     }
 }

@@ -53,6 +53,12 @@ pub(crate) fn own_mounts() -> io::Result<()> {
     check(unsafe { libc::unshare(libc::CLONE_NEWNS) }.into())
 }
 
+/// Moves this process into a new user namespace.
+pub(crate) fn own_users() -> io::Result<()> {
+    // SAFETY: as in `own_network`.
+    check(unsafe { libc::unshare(libc::CLONE_NEWUSER) }.into())
+}
+
 /// Fails with EINVAL where this process has more than one thread: unshare(2), CLONE_THREAD.
 pub(crate) fn is_single_threaded() -> io::Result<()> {
     // SAFETY: as in `own_network`; for a process with one thread the flag does nothing, and for others the call fails.

@@ -4,10 +4,11 @@ use super::socket::{FrameReceiver, FrameSender, pair_up};
 use super::spawner::{Spawner, SpawnerError, WorkerChild};
 use crate::session::Turn;
 use portcullis_protocol::helper::{
-    BUILD, Enforced, Frame, FsDone, FsError, FsOperation, FsReply, FsRequest, INLINE_PAYLOAD, NamespaceLayer, StepFailed,
-    WorkerAnswer, WorkerSetup, decode, encode, encode_head,
+    BUILD, Enforced, Frame, FsDone, FsError, FsOperation, FsReply, FsRequest, INLINE_PAYLOAD, StepFailed, WorkerAnswer,
+    WorkerSetup, decode, encode, encode_head,
 };
 use portcullis_protocol::path::Bytes;
+use portcullis_sandbox::namespaces;
 use portcullis_sandbox::policy::Policy;
 use std::collections::{HashMap, VecDeque};
 use std::future::Future;
@@ -113,7 +114,7 @@ impl Worker {
         spawner: Spawner,
     ) -> Result<(Self, impl Future<Output = u64> + use<>), WorkerError> {
         let policy_bytes = policy.map(|policy| Bytes(policy.encode()));
-        let own_user = matches!(spawner.namespaces(), NamespaceLayer::Available { user: true, .. });
+        let own_user = namespaces::need_user();
         let (build, own_view) = (BUILD.to_owned(), child.own_view);
         let setup = WorkerSetup { build, policy: policy_bytes, own_view, own_user, concurrency: CONCURRENCY };
         let id = child.id;

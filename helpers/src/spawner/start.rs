@@ -9,14 +9,13 @@ use crate::keeper;
 use crate::launch::{self, Order, Starter, failed};
 use crate::limit::{self, Decided};
 use crate::pending::Launch;
-use crate::probe;
 use crate::remover::Token;
 use crate::spare::{self, Ends, Spare};
 use crate::sys::{self, Fork};
 use crate::tether::Tether;
 use portcullis_protocol::helper::{NamespaceLayer, SpawnerEvent, Step, StepFailed};
 use portcullis_protocol::limit::{ProcessLimits, TreeEnd};
-use portcullis_sandbox::namespaces;
+use portcullis_sandbox::namespaces::{self, Users};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -45,10 +44,12 @@ impl Spawner {
     /// machine's when it knows its policy.
     fn fork_worker(&self, own_view: bool) -> std::io::Result<(Fork, Starter)> {
         match self.namespaces {
-            NamespaceLayer::Available { user, .. } if own_view => {
+            NamespaceLayer::Available { .. } if own_view => {
                 let spawner = pidfd_open(self.me, PidfdFlags::empty())?;
-                let ids = user.then(probe::own_ids);
-                Ok((sys::fork_into(namespaces::flags_ahead(user))?, Starter::Outside { spawner, ids }))
+                // A worker of root makes its view with root's rights, and has no capability afterwards.
+                let users = Users::here(false);
+                let ids = if let Users::First(user, group) = users { Some((user, group)) } else { None };
+                Ok((sys::fork_into(namespaces::flags(users.is_first()))?, Starter::Outside { spawner, ids }))
             }
             // The gateway knows what it was told.
             NamespaceLayer::Unavailable { .. } if own_view => Err(std::io::Error::from_raw_os_error(libc::EOPNOTSUPP)),
@@ -175,9 +176,9 @@ impl Spawner {
     pub(super) fn make_spare(&mut self) {
         let NamespaceLayer::Available { user, .. } = self.namespaces else { return self.spares.give_up() };
         let forked = spare::way().map_err(std::io::Error::from).and_then(|(ours, theirs)| {
-            let ids = user.then(probe::own_ids);
-            match sys::fork_into(namespaces::flags_ahead(user))? {
-                Fork::Child => init::wait(&theirs, ids),
+            let users = Users::here(user);
+            match sys::fork_into(namespaces::flags(users.is_first()))? {
+                Fork::Child => init::wait(&theirs, users),
                 Fork::Parent(pid) => Ok(Spare { pid, way: ours }),
             }
         });
@@ -196,9 +197,9 @@ impl Spawner {
 type Kept = (Pid, Option<(Token, OwnedFd)>, String, OwnedFd);
 
 fn fork_init(order: Order, ends: Ends, user: bool) -> std::io::Result<Pid> {
-    let ids = user.then(probe::own_ids);
-    match sys::fork_into(namespaces::flags(user))? {
-        Fork::Child => init::run(order, ends, ids),
+    let users = Users::here(user);
+    match sys::fork_into(namespaces::flags(users.is_first()))? {
+        Fork::Child => init::run(order, ends, users),
         Fork::Parent(pid) => Ok(pid),
     }
 }

@@ -8,6 +8,7 @@ use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use rustix::process::geteuid;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 pub(crate) const TESTS: &[Test] = &[
@@ -15,6 +16,8 @@ pub(crate) const TESTS: &[Test] = &[
     ("first::a_confined_init_notes_denials", a_confined_init_notes_denials),
     ("first::a_confined_init_passes_signals_and_ends_all", a_confined_init_passes_signals_and_ends_all),
     ("first::a_confined_init_watches_covers", a_confined_init_watches_covers),
+    ("first::a_sandbox_of_root_has_users_of_its_own", a_sandbox_of_root_has_users_of_its_own),
+    ("first::root_in_a_sandbox_has_no_power_over_others", root_in_a_sandbox_has_no_power_over_others),
 ];
 
 fn reading() -> Policy {
@@ -151,4 +154,86 @@ fn a_confined_init_watches_covers() {
         }
         spawner.close();
     }
+}
+
+/// Whether this is a root server, which may make all namespaces itself; says why not.
+fn is_root() -> bool {
+    if !geteuid().is_root() {
+        println!("skipped: the sandboxes of other users begin in a user namespace");
+    }
+    geteuid().is_root()
+}
+
+fn a_sandbox_of_root_has_users_of_its_own() {
+    if !is_root() {
+        return;
+    }
+    let mut spawner = Spawner::start();
+    let machine = fs::read_link("/proc/self/ns/user").unwrap();
+    let mut seen = vec![machine];
+    // The first is forked for its start; the others were made ahead, and wait in the server's user namespace.
+    for id in 1..=4 {
+        let script = "echo ready; cat /proc/self/uid_map /proc/self/gid_map /proc/self/setgroups; id -u; id -g; exec sleep 1000";
+        let (stdout, _stderr) = spawner.start_process(id, &shell(script), Some(&reading()));
+        let (init, enforced) = match spawner.event() {
+            SpawnerEvent::Started { pid, enforced, .. } => (pid, enforced),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(enforced.namespaces.first().map(String::as_str), Some("user"), "{enforced:?}");
+        let lines: Vec<String> = BufReader::new(stdout).lines().take(6).map(Result::unwrap).collect();
+        let words: Vec<Vec<&str>> = lines.iter().map(|line| line.split_whitespace().collect()).collect();
+        let only: &[&str] = &["0", "0", "1"];
+        assert_eq!(words, [&["ready"], only, only, &["deny"], &["0"], &["0"]]);
+        // Init is in it as well, or it could neither read nor end what it keeps.
+        wait_for_filter(init);
+        assert_no_rights(init);
+        let own = fs::read_link(format!("/proc/{init}/ns/user")).unwrap();
+        assert!(!seen.contains(&own), "{own:?} is another's");
+        seen.push(own);
+    }
+    // The control: the spawner stays where the server is.
+    assert_eq!(fs::read_link(format!("/proc/{}/ns/user", spawner.pid())).unwrap(), seen[0]);
+    spawner.close();
+}
+
+fn root_in_a_sandbox_has_no_power_over_others() {
+    if !is_root() {
+        return;
+    }
+    let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+    let workspace = directory.path().canonicalize().unwrap();
+    for name in ["own", "foreign"] {
+        fs::write(workspace.join(name), name).unwrap();
+    }
+    std::os::unix::fs::chown(workspace.join("foreign"), Some(12_345), Some(12_345)).unwrap();
+    let set_id = workspace.join("set-id");
+    fs::copy("/usr/bin/id", &set_id).unwrap();
+    fs::set_permissions(&set_id, fs::Permissions::from_mode(0o6755)).unwrap();
+    let writing = policy(&[(Path::new("/"), Access::Read), (&workspace, Access::Write)]);
+    let enter = format!("cd {} && ", workspace.display());
+    let mut spawner = Spawner::start();
+    for act in [
+        "chown 12345 own",
+        "chgrp 12345 own",
+        "chmod 600 foreign",
+        "python3 -c 'import os; os.setuid(12345)'",
+        "python3 -c 'import os; os.setgid(12345)'",
+        "python3 -c 'import os; os.setgroups([12345])'",
+        "mknod device c 1 3",
+        "mount -t tmpfs tmpfs .",
+        "nice -n -5 sh -c 'test $(nice) -lt 0'",
+    ] {
+        let (inside, _) = spawner.run(&shell(&format!("{enter}{act}")), Some(&writing));
+        assert_ne!(inside.status, ExitStatus::Code(0), "{act}: {}", inside.stdout);
+    }
+    for act in ["chown 12345 own && chown 0 own", "chmod 644 foreign", "mknod device c 1 3 && rm device"] {
+        let (outside, _) = spawner.run(&shell(&format!("{enter}{act}")), None);
+        assert_eq!(outside.status, ExitStatus::Code(0), "the control: {act}: {}", outside.stderr);
+    }
+    // What tools do with files of its own, and how others' look.
+    let all = "chown 0:0 own && chmod 600 own && cp -p own copy && tar cf t own && tar xf t && rm own && mv copy own && stat -c %u own foreign && \
+               ./set-id -u && grep -c 'CapEff:.*[1-9a-f]' /proc/self/status";
+    let (inside, _) = spawner.run(&shell(&format!("{enter}{all}")), Some(&writing));
+    assert_eq!(inside.stdout, "0\n65534\n0\n0\n", "{}", inside.stderr);
+    spawner.close();
 }

@@ -210,10 +210,12 @@ pub struct Enforced {
 pub enum NamespaceLayer {
     /// It does, and every confined process gets them.
     Available {
-        /// In a user namespace, since the gateway may not make the others without one.
+        /// Whether with a user namespace of their own.
         user: bool,
         /// Whether a `/proc` of one's own can be had.
         own_proc: bool,
+        /// Why they share the user namespace of the server, if they do.
+        shared: String,
     },
     /// It does not.
     Unavailable {

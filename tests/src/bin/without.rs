@@ -7,6 +7,7 @@
 //! | `landlock-enabled` | they answer EOPNOTSUPP, as where it is built in and switched off |
 //! | `seccomp` | seccomp and its prctl answer EINVAL, as where filters are not built in |
 //! | `namespaces` | unshare, clone and setns of namespaces answer EPERM, clone3 ENOSYS, as in a default container |
+//! | `users` | unshare and clone of user namespaces answer EPERM, clone3 ENOSYS |
 //! | `mounts` | all calls that mount answer EPERM |
 //! | `userns-count` | a user namespace without capabilities that may make no other |
 //! | `proc` | a user namespace whose /proc is partly masked, so that a fresh one is refused |
@@ -53,6 +54,12 @@ fn take_away(things: &[String]) -> Result<(), Box<dyn Error>> {
                 }
                 refused.extend([Refusal::of(libc::SYS_setns, libc::EPERM), Refusal::of(libc::SYS_clone3, libc::ENOSYS)]);
             }
+            "users" => {
+                for call in [libc::SYS_unshare, libc::SYS_clone] {
+                    refused.push(Refusal { when: vec![(0, When::Has(NEWUSER))], ..Refusal::of(call, libc::EPERM) });
+                }
+                refused.push(Refusal::of(libc::SYS_clone3, libc::ENOSYS));
+            }
             "mounts" => refused.extend(MOUNTS.map(|call| Refusal::of(call, libc::EPERM))),
             "userns-count" => {
                 new_namespaces(UnshareFlags::NEWUSER)?;
@@ -85,6 +92,9 @@ const PR_SET_SECCOMP: u32 = 22;
 /// `linux/socket.h` and `linux/netlink.h`.
 const AF_NETLINK: u32 = 16;
 const NETLINK_SOCK_DIAG: u32 = 4;
+
+/// `linux/sched.h`.
+const NEWUSER: u32 = 0x1000_0000;
 
 /// Every kind of namespace that clone and unshare both know.
 const NAMESPACES: u32 = 0x7e02_0000;

@@ -53,6 +53,7 @@ async fn what_was_taken_away_is_gone() {
         ("seccomp", python3(seccomp)),
         ("namespaces", vec!["unshare", "--user", "true"]),
         ("userns-count", vec!["unshare", "--user", "true"]),
+        ("users", vec!["unshare", "--user", "true"]),
         ("mounts", vec!["unshare", "--user", "--map-root-user", "--mount", "true"]),
         ("proc", vec!["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "true"]),
         ("sock-diag", vec!["python3", "-c", "import socket; socket.socket(16, 3, 4)"]),
@@ -206,6 +207,39 @@ async fn a_write_policy_that_runs_anywhere_is_held_in_full() {
         }
         client.run(&place, "q", &["sh", "-c", &format!("cd ws; {REACH_OUT}")], json!({})).await;
         assert_eq!((place.content("ws/.git/config").as_str(), mode(&place, "out/o")), ("beforex\n", 0o644), "{thing}");
+    }
+}
+
+#[tokio::test]
+async fn root_without_user_namespaces_is_served_and_told() {
+    if !rustix::process::getuid().is_root() {
+        println!("skipped: only root can make the other namespaces without one of users");
+        return;
+    }
+    let script = format!("cd ws; readlink /proc/self/ns/user; {REACH_OUT}");
+    let machine = std::fs::read_link("/proc/self/ns/user").unwrap().into_os_string().into_string().unwrap();
+    for (things, has_own) in [(&["users"][..], false), (&[], true)] {
+        let place = place();
+        let server = Server::without(things, &[]).await;
+        let mut client = Client::connect(&server).await;
+        let info = client.ok("environment/info", json!({"enforcement": true})).await;
+        let layers = info["enforcement"]["layers"].as_array().unwrap();
+        let layer = |name: &str| layers.iter().find(|layer| layer["name"] == name).unwrap();
+        let (namespaces, users) = (layer("namespaces"), layer("own users"));
+        assert_eq!((&namespaces["available"], &users["available"]), (&json!(true), &json!(has_own)), "{things:?}: {info}");
+        let says = |member: &str, word: &str| users[member].as_str().unwrap().contains(word);
+        assert_eq!(says("reason", "share the user namespace of the server"), !has_own, "{users}");
+        assert_eq!(says("remedy", "allow unshare"), !has_own, "{users}");
+        let more = json!({"sandbox": sandbox(&place, "workspace-write"), "enforcement": true});
+        let started = client.start(&place, "p", &["sh", "-c", &script], more).await;
+        let listed = started["enforcement"]["namespaces"].as_array().unwrap();
+        assert_eq!(listed.contains(&json!("user")), has_own, "{started}");
+        assert!(listed.contains(&json!("mount")), "{started}");
+        let said = client.events("p").await.output(None);
+        assert_eq!(!said.starts_with(&format!("{machine}\n")), has_own, "{things:?}: {said}");
+        // Everything else is held either way.
+        assert_eq!((place.content("ws/in").as_str(), place.content("out/o").as_str()), ("beforex\n", "before"), "{said}");
+        assert_eq!(place.content("ws/.git/config"), "before");
     }
 }
 

@@ -176,7 +176,7 @@ async fn what_is_enforced_is_told_to_whoever_asks_and_to_nobody_else() {
     asked.as_object_mut().unwrap().remove("enforcement");
     assert_eq!(asked, plain);
     let layers: Vec<&str> = found["layers"].as_array().unwrap().iter().map(|layer| layer["name"].as_str().unwrap()).collect();
-    assert_eq!(layers, ["landlock", "seccomp", "cgroups", "namespaces", "own proc"]);
+    assert_eq!(layers, ["landlock", "seccomp", "cgroups", "namespaces", "own proc", "own users"]);
     let tables = found["seccomp"]["tables"].as_array().unwrap();
     assert!(tables.iter().all(|table| table["sha256"].as_str().unwrap().len() == 64), "{found}");
 

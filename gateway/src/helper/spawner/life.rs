@@ -39,9 +39,11 @@ impl Found {
     pub(super) fn lacks_of(&self, first: &Self) -> Option<String> {
         let namespaces = match (&first.namespaces, &self.namespaces) {
             (NamespaceLayer::Unavailable { .. }, _) => None,
-            (first, now) if first == now => None,
             (_, NamespaceLayer::Unavailable { reason, .. }) => Some(format!("namespaces ({reason})")),
-            (_, NamespaceLayer::Available { .. }) => Some("namespaces of the same kind".to_owned()),
+            (
+                NamespaceLayer::Available { user, own_proc, .. },
+                NamespaceLayer::Available { user: user_now, own_proc: proc_now, .. },
+            ) => (user > user_now || own_proc > proc_now).then(|| "namespaces of the same kind".to_owned()),
         };
         let (before, now) = (&first.cgroups, &self.cgroups);
         let lost = (before.processes && !now.processes) || (before.memory && !now.memory);
@@ -181,7 +183,7 @@ mod tests {
 
     #[test]
     fn a_replacement_gives_all_that_its_predecessor_gave() {
-        let namespaces = |user| NamespaceLayer::Available { user, own_proc: true };
+        let namespaces = |user| NamespaceLayer::Available { user, own_proc: true, shared: String::new() };
         let none = || NamespaceLayer::Unavailable { reason: "no room".to_owned(), remedy: String::new() };
         let found = |namespaces, processes| Found {
             namespaces,
@@ -190,6 +192,7 @@ mod tests {
         let first = found(namespaces(true), true);
         assert_eq!(first.lacks_of(&first), None);
         assert_eq!(first.lacks_of(&found(none(), false)), None, "more than before");
+        assert_eq!(first.lacks_of(&found(namespaces(false), true)), None, "more than before");
         for (now, expect) in [
             (found(none(), true), "namespaces (no room)"),
             (found(namespaces(false), true), "namespaces of the same kind"),
