@@ -28,7 +28,7 @@ pub(crate) fn namespaces() -> NamespaceLayer {
 fn attempt(users: Users) -> Result<(bool, String), String> {
     let (words, pen) = pipe_with(PipeFlags::CLOEXEC).map_err(|errno| format!("make a pipe: {errno}"))?;
     let forked = sys::fork_into(namespaces::flags(users.is_first()));
-    let forked = forked.map_err(|error| format!("make user, pid and ipc namespaces: {error}"))?;
+    let forked = forked.map_err(|error| format!("make user, pid and ipc namespaces for a view of mounts: {error}"))?;
     let child = match forked {
         Fork::Child => {
             let tried = catch_unwind(AssertUnwindSafe(|| init::try_all(users)));
