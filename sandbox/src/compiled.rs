@@ -147,6 +147,14 @@ impl Compiled {
         self.least(|tree| tree.verdict(real)) == Verdict::Write && self.trees.iter().all(names)
     }
 
+    /// Whether a set of grants makes a directory writable and not the name in it. What the other sets give there less does not matter: it
+    /// must not lift what this one protects.
+    pub(crate) fn protects_name(&self, name: &Path) -> bool {
+        let is_writable = |tree: &Tree, path: &Path| tree.verdict(path) == Verdict::Write;
+        let directory = name.parent().unwrap_or(name);
+        self.trees.iter().any(|tree| is_writable(tree, directory) && !is_writable(tree, name))
+    }
+
     /// What one set of grants says of it, by its place in [`crate::policy::Files::sets`].
     pub(crate) fn verdict_of_set(&self, set: usize, real: &Path) -> Verdict {
         self.trees.get(set).map_or(Verdict::Unlisted, |tree| tree.verdict(real))

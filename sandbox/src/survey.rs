@@ -7,10 +7,10 @@
 use crate::compiled::{Compiled, Verdict};
 use crate::gitfile::{self, is_a_strangers};
 use crate::mounts::{Found, FoundKind};
-use crate::policy::{Access, DenyGlob, Policy, is_protected_name};
+use crate::policy::{Access, DenyGlob, PROTECTED_NAMES, Policy, is_protected_name};
 use crate::roots::{Followed, Roots};
 use portcullis_protocol::path::AbsolutePath;
-use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, openat2, statat};
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, openat2, readlinkat, statat};
 use rustix::io::Errno;
 use std::ffi::OsStr;
 use std::io::Read as _;
@@ -60,6 +60,7 @@ pub fn is_needed(policy: &Policy, tables: &Compiled, roots: &Roots) -> bool {
     policy.files.sets().any(|grants| !grants.deny_globs.is_empty())
         || policy.protects_nested()
         || writable(roots).any(|root| pointer(tables, &root.join(".git")).is_some())
+        || !links(tables, roots).is_empty()
 }
 
 /// Looks. What it cannot look into, and its owner could open again, is found as denied.
@@ -89,10 +90,13 @@ pub fn survey(policy: &Policy, tables: &Compiled, roots: &Roots) -> Result<Vec<F
                 &mut names,
                 &mut |path| {
                     let is_name = path.file_name().is_some_and(is_protected_name);
-                    if !is_name || tables.verdict(path) != Verdict::Protected {
+                    if !is_name {
                         return None;
                     }
                     pointers.extend(pointer(tables, path));
+                    if tables.verdict(path) != Verdict::Protected {
+                        return None;
+                    }
                     let stat = statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW);
                     if stat.is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Symlink) {
                         links.extend(path.parent().map(Path::to_owned));
@@ -126,7 +130,25 @@ pub fn pointers(tables: &Compiled, roots: &Roots) -> Result<Vec<Found>, SurveyEr
     for pointer in writable(roots).filter_map(|root| pointer(tables, &root.join(".git"))) {
         follow(&pointer, tables, roots, &mut found)?;
     }
+    for link in links(tables, roots) {
+        let fail = |problem: String| SurveyError::Pointer { path: link.clone(), problem };
+        let target = readlinkat(CWD, &link, Vec::new()).map_err(|errno| fail(errno.to_string()))?;
+        let directory = link.parent().unwrap_or(&link);
+        let target = lead(directory, target.as_bytes(), &mut found).map_err(fail)?;
+        found.extend(place(&target.path, FoundKind::Protected));
+    }
     Ok(found)
+}
+
+/// Protected names that are links: where the link itself is not writable, for another set of grants gives less there, what it leads to is
+/// protected all the same.
+fn links(tables: &Compiled, roots: &Roots) -> Vec<PathBuf> {
+    let names = writable(roots).flat_map(|root| PROTECTED_NAMES.map(|name| root.join(name)));
+    let is_link = |place: &PathBuf| {
+        statat(CWD, place, AtFlags::SYMLINK_NOFOLLOW)
+            .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Symlink && !is_a_strangers(place, &stat))
+    };
+    names.filter(|place| tables.protects_name(place)).filter(is_link).collect()
 }
 
 /// The part of a glob that names places without wildcards.
@@ -237,7 +259,7 @@ fn place(path: &Path, kind: FoundKind) -> Option<Found> {
 /// What of a protected `.git` may lead elsewhere: the file itself, or the note in it of a directory that it shares with others.
 fn pointer(tables: &Compiled, place: &Path) -> Option<PathBuf> {
     let stat = statat(CWD, place, AtFlags::SYMLINK_NOFOLLOW).ok()?;
-    if tables.verdict(place) != Verdict::Protected || is_a_strangers(place, &stat) {
+    if !tables.protects_name(place) || is_a_strangers(place, &stat) {
         return None;
     }
     match FileType::from_raw_mode(stat.st_mode) {

@@ -32,6 +32,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("sandbox::many_at_once_share_what_they_hold", many_at_once_share_what_they_hold),
     ("sandbox::a_git_file_protects_where_it_leads", a_git_file_protects_where_it_leads),
     ("sandbox::a_protected_link_is_refused", a_protected_link_is_refused),
+    ("sandbox::no_set_lifts_what_another_set_protects", no_set_lifts_what_another_set_protects),
     ("sandbox::denied_places_and_globs_are_covered", denied_places_and_globs_are_covered),
     ("sandbox::no_sandbox_can_prepare_the_next_one", no_sandbox_can_prepare_the_next_one),
     (
@@ -349,6 +350,43 @@ fn a_git_file_protects_where_it_leads() {
     assert_eq!(fs::read_dir(repository.join("hooks")).unwrap().count(), 0);
     let (outcome, _) = spawner.run(&place.in_workspace("touch store/beside"), Some(&place.policy()));
     assert_eq!(outcome.status, ExitStatus::Code(0), "{}", said(&outcome));
+    spawner.close();
+}
+
+fn no_set_lifts_what_another_set_protects() {
+    let (mut spawner, place) = (Spawner::start(), Place::new());
+    let (workspace, repository) = (place.workspace.clone(), place.workspace.join("repo"));
+    fs::create_dir_all(repository.join("hooks")).unwrap();
+    fs::write(repository.join("config"), "old").unwrap();
+    let ceiling = policy(&[(Path::new("/"), Access::Read), (&workspace, Access::Write)]);
+    let git = workspace.join(".git");
+    let read = (Path::new("/"), Access::Read);
+    let attack = place.in_workspace("echo new >repo/config; echo new >repo/hooks/x");
+    for is_link in [false, true] {
+        let _none_before = fs::remove_file(&git);
+        if is_link {
+            std::os::unix::fs::symlink("repo", &git).unwrap();
+        } else {
+            fs::write(&git, "gitdir: repo\n").unwrap();
+        }
+        for own in [
+            vec![read, (&repository, Access::Write)],
+            vec![read, (&workspace, Access::Write), (&git, Access::Deny)],
+            vec![(Path::new("/usr"), Access::Read), (Path::new("/bin"), Access::Read), (&repository, Access::Write)],
+        ] {
+            let both = policy(&own).bounded_by(&ceiling).unwrap();
+            spawner.start_process(7, &attack, Some(&both));
+            // It runs and changes nothing, or the start is refused.
+            while !matches!(spawner.event(), SpawnerEvent::Exited { .. } | SpawnerEvent::StartFailed { .. }) {}
+            assert_eq!(fs::read_to_string(repository.join("config")).unwrap(), "old", "{own:?}, a link: {is_link}");
+            assert!(!repository.join("hooks/x").exists(), "{own:?}, a link: {is_link}");
+        }
+    }
+    // The control: the same where nothing leads there.
+    fs::remove_file(&git).unwrap();
+    let both = policy(&[read, (&repository, Access::Write)]).bounded_by(&ceiling).unwrap();
+    spawner.run(&attack, Some(&both));
+    assert_eq!(fs::read_to_string(repository.join("config")).unwrap(), "new\n");
     spawner.close();
 }
 

@@ -166,7 +166,10 @@ impl Builder<'_> {
     /// one that lies under another cannot be reached.
     pub(super) fn narrow_kernel_mounts(&mut self, spots: &BTreeMap<PathBuf, Spot>) -> Result<(), MountError> {
         let mounts = std::mem::take(&mut self.kernel);
-        for KernelMount { path, device, treatment } in mounts.all.iter().filter(|mount| !is_own(&mount.path)) {
+        // Below `/dev` only what an entry took from the machine is not the view's own.
+        let is_taken = |path: &Path| path.ancestors().any(|above| spots.get(above).is_some_and(Spot::is_taken));
+        let is_ours = |path: &Path| is_own(path) && !(path.starts_with("/dev") && is_taken(path));
+        for KernelMount { path, device, treatment } in mounts.all.iter().filter(|mount| !is_ours(&mount.path)) {
             let spot = spots.get(path).or_else(|| nearest(spots, path));
             let verdict = spot.map_or(Verdict::Unlisted, |spot| spot.verdict);
             if !verdict.is_granted() || *treatment == Treatment::ReadOnly && verdict != Verdict::Write {

@@ -45,6 +45,13 @@ pub(super) struct Spot {
     is_pin: bool,
 }
 
+impl Spot {
+    /// Whether the machine's own is mounted there.
+    pub(super) fn is_taken(&self) -> bool {
+        self.tree.is_some()
+    }
+}
+
 /// Builds a view out of places.
 #[derive(Debug)]
 pub(super) struct Builder<'a> {
