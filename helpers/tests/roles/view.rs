@@ -149,21 +149,27 @@ fn a_device_needs_an_entry_in_every_set() {
     // Nor do a name above it, and a node elsewhere.
     assert!(!tried(&mut spawner, &open, Some(&of(&[ROOT, ("/dev", Access::Write)]))).0);
     if geteuid().is_root() {
-        let ws = place.directory("ws");
-        let node = place.at("ws/zero");
-        rustix::fs::mknodat(
-            rustix::fs::CWD,
-            &node,
-            rustix::fs::FileType::CharacterDevice,
-            rustix::fs::Mode::from_raw_mode(0o666),
-            rustix::fs::makedev(1, 5),
-        )
-        .unwrap();
-        for entry in [&ws, &node] {
-            let policy = of(&[ROOT, (entry, Access::Write)]);
-            assert!(!tried(&mut spawner, &format!(": < {node}"), Some(&policy)).0);
+        let memory = tempfile::tempdir_in("/dev/shm").unwrap();
+        for ws in [place.directory("ws"), memory.path().to_str().unwrap().to_owned()] {
+            let node = format!("{ws}/zero");
+            rustix::fs::mknodat(
+                rustix::fs::CWD,
+                &node,
+                rustix::fs::FileType::CharacterDevice,
+                rustix::fs::Mode::from_raw_mode(0o666),
+                rustix::fs::makedev(1, 5),
+            )
+            .unwrap();
+            // Below `/dev` an entry for the node itself names it as a device.
+            for entry in [&ws, &node].into_iter().filter(|entry| *entry == &ws || !ws.starts_with("/dev")) {
+                let policy = of(&[ROOT, (entry, Access::Write)]);
+                assert!(!tried(&mut spawner, &format!(": < {node}"), Some(&policy)).0, "{entry}");
+            }
+            assert!(tried(&mut spawner, &format!(": < {node}"), None).0, "the control");
+            // What is no device is the workspace's as elsewhere.
+            let policy = of(&[ROOT, (&ws, Access::Write)]);
+            assert!(tried(&mut spawner, &format!("echo x > {ws}/file"), Some(&policy)).0, "{ws}");
         }
-        assert!(tried(&mut spawner, &format!(": < {node}"), None).0, "the control");
     }
     spawner.close();
 }

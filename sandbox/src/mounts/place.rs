@@ -96,7 +96,8 @@ impl<'a> Builder<'a> {
             let tree = match (tree, opened(&plan, &path)) {
                 (Some(lock), Some((descriptor, identity))) if !is_ground => {
                     let tree = Tree::clone_of(descriptor.as_fd(), &path)?;
-                    let lock = match is_device(&path) {
+                    // A directory below `/dev` is a directory: nodes in it are devices that nothing names.
+                    let lock = match is_node(descriptor) && is_device(&path) {
                         true if own::is_given_device(&path, plan.roots) => Lock::Device,
                         true => Lock::ReadOnly,
                         false => lock,
@@ -372,6 +373,12 @@ fn links(plan: &Plan<'_>) -> Result<Vec<(PathBuf, PathBuf)>, MountError> {
 /// An entry that names a device, which is then one of the sandbox's own `/dev`.
 fn is_device(path: &Path) -> bool {
     path.starts_with("/dev") && path != Path::new("/dev")
+}
+
+/// Whether it is a device itself. What cannot be looked at is none.
+fn is_node(descriptor: &OwnedFd) -> bool {
+    fstat(descriptor)
+        .is_ok_and(|stat| matches!(FileType::from_raw_mode(stat.st_mode), FileType::CharacterDevice | FileType::BlockDevice))
 }
 
 /// Makes something to mount `tree` over, in a ground that has nothing there.
