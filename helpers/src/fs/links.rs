@@ -8,6 +8,7 @@ use super::trace::{Ending, Last, trace};
 use portcullis_protocol::helper::FsError;
 use portcullis_protocol::path::AbsolutePath;
 use portcullis_sandbox::compiled::Resolved;
+use portcullis_sandbox::kernel_files::{Hidden, hidden};
 use portcullis_sandbox::policy::{Policy, PolicyError};
 use portcullis_sandbox::roots::Roots;
 use rustix::fs::{AtFlags, CWD, readlinkat, statat};
@@ -80,6 +81,10 @@ impl Links {
         for place in links.into_iter().chain(gap).filter(|place| !is_own(place)) {
             let now = text(&place);
             self.places.entry(place).or_insert(now);
+        }
+        // Behind the name of a process nothing was resolved.
+        if matches!(hidden(&path), Some(Hidden::Process(_))) {
+            return;
         }
         // The looks came after the resolution. That it still comes out the same proves that they saw what it saw; where it
         // cannot be done again, the way leads through what the confined worker cannot reach, or nowhere.
