@@ -3,9 +3,11 @@
 //! The caller has closed every descriptor but those that the confined program shall have, and has opened the [`Roots`]. From
 //! here on each step is one call and one error. A step that fails leaves the process half confined: it must end.
 
+mod files;
+
 use crate::compiled::Compiled;
 use crate::landlock::{self, MINIMUM_ABI, Who};
-use crate::mounts::{self, FileView, MountError, Plan, View};
+use crate::mounts::{self, MountError, Plan, View};
 use crate::policy::{Files, Network, Policy};
 use crate::report::{self, Gap};
 use crate::roots::Roots;
@@ -13,6 +15,8 @@ use crate::{limits, namespaces, seccomp, sys};
 use portcullis_protocol::helper::{Enforced, Step, StepFailed};
 use portcullis_protocol::path::AbsolutePath;
 use std::path::{Path, PathBuf};
+
+pub use files::{hand_on_mounting, keep_mounting, surrender, worker_in_view};
 
 /// Confines this single-threaded process as an fs worker: it may open, make and remove what the policy grants, and do nothing
 /// else. What lies below a grant and is less than it, the worker's own decisions have to hold.
@@ -22,46 +26,6 @@ use std::path::{Path, PathBuf};
 pub fn worker(policy: &Policy, roots: &Roots) -> Result<Enforced, EnforceError> {
     let abi = landlock_abi(policy)?;
     confine(policy, roots, None, Who::Worker, abi, Vec::new())
-}
-
-/// The same in a view of files, in the first process of new pid and ipc namespaces. `roots` were opened anew in it.
-///
-/// # Errors
-/// A step failed; the process must end.
-pub fn worker_in_view(policy: &Policy, roots: &Roots, view: &FileView, user: bool) -> Result<Enforced, EnforceError> {
-    let enforced = worker(policy, roots)?;
-    let user = user.then_some("user");
-    let namespaces = user.into_iter().chain(["mount", "pid", "ipc"]).map(str::to_owned).collect();
-    Ok(Enforced { namespaces, own_proc: view.own_proc, ..enforced })
-}
-
-/// Keeps of this process's capabilities those by which it makes its view, before it looks at any file. A file that its user may not
-/// reach is out of reach from here on.
-///
-/// # Errors
-/// The system refuses; the process must end.
-pub fn keep_mounting() -> Result<(), EnforceError> {
-    limits::keep_mounting(false).map_err(|errno| EnforceError::Capabilities { errno: errno.raw_os_error() })
-}
-
-/// The same for a process that is about to execute the program that makes a view.
-///
-/// # Errors
-/// The system refuses; the process must end.
-pub fn hand_on_mounting() -> Result<(), EnforceError> {
-    limits::keep_mounting(true).map_err(|errno| EnforceError::Capabilities { errno: errno.raw_os_error() })
-}
-
-/// Gives up what lets this process pass over the modes of files, before it opens or resolves a path of the policy: what lies in a
-/// directory that its user may not search is then missing to it from the start, whether it exists or not. [`worker`] comes after it.
-///
-/// # Errors
-/// The system refuses; the process must end.
-pub fn surrender(policy: &Policy) -> Result<(), EnforceError> {
-    if policy.files == Files::Unrestricted {
-        return Ok(());
-    }
-    limits::drop_capabilities().map_err(|errno| EnforceError::Capabilities { errno: errno.raw_os_error() })
 }
 
 /// Confines this single-threaded process so that it may read everything that its user may, and do nothing else: for looking at

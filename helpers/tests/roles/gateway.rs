@@ -257,7 +257,7 @@ impl Worker {
         // As the gateway decides it.
         let own_view = policy.is_some_and(|policy| policy.files != Files::Unrestricted)
             && matches!(spawner.namespaces, NamespaceLayer::Available { .. });
-        let own_user = matches!(spawner.namespaces, NamespaceLayer::Available { user: true, .. });
+        let own_user = portcullis_sandbox::namespaces::need_user();
         spawner.send(&SpawnerRequest::Worker { id: 7, own_view }, &[theirs, their_control]);
         let policy = policy.map(|policy| Bytes(policy.encode()));
         control.send(&WorkerSetup { build: BUILD.to_owned(), policy, own_view, own_user, concurrency: 8 }, b"", &[]);
