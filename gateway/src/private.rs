@@ -83,10 +83,20 @@ fn is_own(directory: &Path) -> bool {
     look(directory).is_some_and(|(user, mode)| user == geteuid().as_raw() && mode & 0o077 == 0)
 }
 
-/// Whether nobody but this user and root can put another directory in the place of one in it that is this user's.
+/// Whether nobody but this user and root can put another directory in the place of one in it that is this user's. In a user namespace
+/// that does not know the machine's root, root's directories are shown as those of the overflow id (user_namespaces(7)).
 fn is_safe(directory: &Path) -> bool {
-    let is_trusted = |user: u32| user == 0 || user == geteuid().as_raw();
+    let is_trusted = |user: u32| user == 0 || user == geteuid().as_raw() || Some(user) == unmapped_root();
     look(directory).is_some_and(|(user, mode)| is_trusted(user) && (mode & 0o022 == 0 || mode & 0o1000 != 0))
+}
+
+/// The id as which files of the machine's root are shown, if this is a user namespace that does not know all users.
+fn unmapped_root() -> Option<u32> {
+    #[expect(clippy::disallowed_methods, reason = "the kernel's own files, which no client names")]
+    let read = |file: &str| std::fs::read_to_string(file).ok();
+    let map = read("/proc/self/uid_map")?;
+    let is_whole = map.split_whitespace().eq(["0", "0", "4294967295"]);
+    if is_whole { None } else { read("/proc/sys/kernel/overflowuid")?.trim().parse().ok() }
 }
 
 /// The owner and the mode of a directory; no link is followed.

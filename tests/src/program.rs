@@ -182,7 +182,12 @@ impl Watched {
         let waited = tokio::task::spawn_blocking(move || {
             let mut watched = [rustix::event::PollFd::new(&self.0, rustix::event::PollFlags::IN)];
             let patience = rustix::event::Timespec::try_from(PATIENCE).expect("a short time");
-            rustix::event::poll(&mut watched, Some(&patience)).expect("poll")
+            loop {
+                match rustix::event::poll(&mut watched, Some(&patience)) {
+                    Err(rustix::io::Errno::INTR) => {}
+                    ready => break ready.expect("poll"),
+                }
+            }
         });
         assert_eq!(waited.await.expect("no panic"), 1, "it still runs");
     }
