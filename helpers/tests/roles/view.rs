@@ -28,7 +28,8 @@ pub(crate) const TESTS: &[Test] = &[
 const ROOT: (&str, Access) = ("/", Access::Read);
 
 struct Place {
-    _directory: tempfile::TempDir,
+    /// None if another process removes it.
+    _directory: Option<tempfile::TempDir>,
     top: PathBuf,
 }
 
@@ -37,7 +38,7 @@ impl Place {
         let directory = tempfile::tempdir_in("/var/tmp").unwrap();
         let top = directory.path().canonicalize().unwrap();
         fs::set_permissions(&top, fs::Permissions::from_mode(0o755)).unwrap();
-        Self { top, _directory: directory }
+        Self { top, _directory: Some(directory) }
     }
 
     fn at(&self, name: &str) -> String {
@@ -67,15 +68,17 @@ fn kernel_mounts_below_a_grant_show_and_change_nothing() {
     }
     // Mounts of a process of its own, which go with it: this program again.
     const INSIDE: &str = "PORTCULLIS_TEST_OWN_MOUNTS";
-    if std::env::var_os(INSIDE).is_none() {
+    let Some(top) = std::env::var_os(INSIDE) else {
+        // Removed out here, where nothing is mounted below it: what removes a directory would go on into the machine's devices.
+        let place = Place::new();
         let test = "view::kernel_mounts_below_a_grant_show_and_change_nothing";
         let program = std::env::current_exe().unwrap();
         let mut again = Command::new("unshare");
-        again.args(["-m", "--propagation", "private"]).arg(program).args(["--exact", test]).env(INSIDE, "1");
+        again.args(["-m", "--propagation", "private"]).arg(program).args(["--exact", test]).env(INSIDE, &place.top);
         assert!(again.status().unwrap().success());
         return;
-    }
-    let place = Place::new();
+    };
+    let place = Place { _directory: None, top: PathBuf::from(top) };
     let ws = place.directory("ws");
     for (kind, name) in [("proc", "a b/proc"), ("sysfs", "sys"), ("devtmpfs", "dev"), ("proc", "under"), ("tmpfs", "under")] {
         let target = place.directory(&format!("ws/{name}"));
