@@ -1,18 +1,18 @@
 //! Compiles `policies/seccomp-*.json` into one program a table and architecture.
 //!
-//! The files are in seccompiler's format, with four additions, which are taken out before seccompiler reads them: `"syscalls"`
+//! The files are in seccompiler's format, with five additions, which are taken out before seccompiler reads them: `"syscalls"`
 //! gives several calls one rule, `"any"` gives a rule several alternative lists of arguments, `"arch"` keeps a rule to one
 //! architecture, and `"head"` lists rules that seccompiler cannot express: calls with an error number of their own, and calls
-//! that are newer than its tables. The head is assembled here and stands before the compiled program. Every rule must have a
-//! comment.
+//! that are newer than its tables. The head is assembled here and stands before the compiled program. `"ignored"` lists rules about
+//! arguments whose calls succeed without effect. Every rule must have a comment.
 //!
-//! A table with `"free"` and `"absent"` decides every call by name: what its rules do not match is allowed if `"free"` has it, and
-//! gets ENOSYS otherwise; `"absent"` says why. A call of the last years that is in none of the lists fails the build. In every table
-//! calls that are newer than [`NEWEST`] get ENOSYS.
+//! A table with `"free"` and `"absent"` decides every call by name: a call that its rules do not match is allowed if `"free"`
+//! lists it, and gets ENOSYS otherwise; `"absent"` says why. A call of the last years that is in none of the lists fails the
+//! build. In every table calls that are newer than [`NEWEST`] get ENOSYS.
 //!
 //! seccompiler compares a call with one rule after the other, hundreds of them, and the kernel tries every call there is when a
-//! program is installed. So what is decided by the number alone is decided by a search tree between head and compiled program, and
-//! only rules about arguments are left to that.
+//! program is installed. So calls that are decided by their number alone are decided by a search tree between head and compiled
+//! program. Only rules about arguments are left to the compiled program.
 
 use seccompiler::{TargetArch, sock_filter};
 use serde_json::{Map, Value, json};
@@ -41,18 +41,21 @@ fn main() {
         let json: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
         let filter = json.get(table).unwrap_or_else(|| panic!("{}: no member `{table}`", file.display()));
         for (name, arch, audit) in ARCHITECTURES {
-            let rules = rules(table, filter, name);
+            let rules = rules(table, filter, "filter", name);
+            let ignored = ignored(table, filter, name, arch);
             let all = compile(table, filter, &rules, arch);
             let of_arguments: Vec<_> = rules.into_iter().filter(|rule| rule.get("args").is_some()).collect();
             let head = head(filter, name);
             let free = free(table, filter, name, arch, audit);
             let decide = |number| match verdict(&all, audit, number) {
+                _by_arguments if verdict(&ignored, audit, number).is_none() => None,
                 _any if number > NEWEST => Some(ERRNO | ENOSYS),
                 Some(ALLOW) if free.as_ref().is_some_and(|free| !free.contains(&number)) => Some(ERRNO | ENOSYS),
                 other => other,
             };
-            let program = program(audit, head, &verdicts(decide), compile(table, filter, &of_arguments, arch));
-            // The tree says of every number what was decided, up to the last one that is no x32 call.
+            let rest = then(ignored.clone(), compile(table, filter, &of_arguments, arch));
+            let program = program(audit, head, &verdicts(decide), rest);
+            // The tree has the decision for every number, up to the last one that is not an x32 call.
             for number in (0..CALLS).chain([FIRST_X32_CALL - 1]).filter(|number| !is_in_head(filter, name, *number)) {
                 let (expected, decided) = (decide(number), verdict(&program, audit, number));
                 assert_eq!(decided, expected, "{table} for {name}: call {number} is decided otherwise than by its rules");
@@ -63,12 +66,35 @@ fn main() {
     }
 }
 
-/// The rules in seccompiler's format, one call each.
-fn rules(table: &str, filter: &Value, arch: &str) -> Vec<Value> {
+/// The program that ends the calls of `"ignored"` with success, and allows all others.
+fn ignored(table: &str, filter: &Value, arch: &str, target: TargetArch) -> Vec<sock_filter> {
+    let rules = rules(table, filter, "ignored", arch);
+    assert!(rules.iter().all(|rule| rule.get("args").is_some()), "{table}: a rule of `ignored` without arguments");
+    let succeed = json!({"mismatch_action": "allow", "match_action": {"errno": 0}});
+    compile(table, &succeed, &rules, target)
+}
+
+/// Has one program decide what another one allows. A program without rules, which looks at the call's number only, is left out.
+fn then(mut first: Vec<sock_filter>, second: Vec<sock_filter>) -> Vec<sock_filter> {
+    if first.iter().all(|instruction| instruction.code != RETURN || instruction.k != ERRNO) {
+        return second;
+    }
+    let length = first.len();
+    for (at, instruction) in first.iter_mut().enumerate() {
+        if instruction.code == RETURN && instruction.k == ALLOW {
+            let rest = u32::try_from(length - at - 1).expect("a program is short");
+            *instruction = sock_filter { code: JUMP, jt: 0, jf: 0, k: rest };
+        }
+    }
+    [first, second].concat()
+}
+
+/// The rules of a member in seccompiler's format, one call each.
+fn rules(table: &str, filter: &Value, member: &str, arch: &str) -> Vec<Value> {
     let mut rules = Vec::new();
     let mut unconditional = HashSet::new();
     let mut conditional = HashSet::new();
-    for rule in list(filter, "filter").iter().filter(|rule| is_for(rule, arch)) {
+    for rule in list(filter, member).iter().filter(|rule| is_for(rule, arch)) {
         let comment = comment(rule);
         let alternatives = match (rule.get("args"), rule.get("any")) {
             (Some(_), Some(_)) => panic!("{table}: `args` and `any` in one rule: {comment}"),
@@ -103,7 +129,7 @@ fn free(table: &str, filter: &Value, arch: &str, target: TargetArch, audit: u32)
             let comment = comment(rule);
             calls(rule).into_iter().map(move |call| json!({"syscall": call, "comment": comment}))
         });
-        // Which number a name has is seccompiler's to know: where its program allows what all others are refused.
+        // seccompiler knows the number of a name: it is the number that its program allows and that all other programs refuse.
         let only = json!({"mismatch_action": {"errno": 1}, "match_action": "allow"});
         let named: Vec<_> = named.collect();
         let program = compile(table, &only, &named, target);
@@ -114,7 +140,7 @@ fn free(table: &str, filter: &Value, arch: &str, target: TargetArch, audit: u32)
     let (free, absent) = (numbers("free"), numbers("absent"));
     let head = list(filter, "head").iter().filter(|rule| is_for(rule, arch)).map(|rule| number(rule, "number"));
     let plain = json!({"mismatch_action": "allow", "match_action": {"errno": 1}});
-    let ruled = compile(table, &plain, &rules(table, filter, arch), target);
+    let ruled = compile(table, &plain, &rules(table, filter, "filter", arch), target);
     let ruled: HashSet<u32> = (0..CALLS).filter(|call| verdict(&ruled, audit, *call) != Some(ALLOW)).chain(head).collect();
     assert!(free.is_disjoint(&absent) && ruled.is_disjoint(&absent), "{table}: a call stands in `absent` and elsewhere");
     let known = |call: &u32| free.contains(call) || absent.contains(call) || ruled.contains(call);
@@ -149,7 +175,7 @@ const OFFSET_OF_ARCHITECTURE: u32 = 4;
 const ERRNO: u32 = 0x0005_0000;
 const ALLOW: u32 = 0x7fff_0000;
 
-/// What a kernel without a call answers.
+/// The error of a kernel that lacks a call.
 const ENOSYS: u32 = 38;
 
 const FIRST_X32_CALL: u32 = 0x4000_0000;
@@ -157,8 +183,8 @@ const FIRST_X32_CALL: u32 = 0x4000_0000;
 /// No call has this number or a higher one; Linux 6.18 has less than 500.
 const CALLS: u32 = 1024;
 
-/// The newest call that the tables were written for: `file_setattr`, Linux 6.17 and 6.18. What comes later was judged by no one here,
-/// so to a program it is a kernel without it. Raise this once every call up to the new number is decided in every table.
+/// The newest call that the tables were written for: `file_setattr`, Linux 6.17 and 6.18. Later calls are undecided, so a program
+/// sees a kernel without them. Raise this once every call up to the new number is decided in every table.
 const NEWEST: u32 = 469;
 
 /// From this number on all architectures give the same numbers to the same calls (Linux 5.1).

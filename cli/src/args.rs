@@ -3,8 +3,11 @@
 use crate::limits::Limits;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use portcullis::DEFAULT_LISTEN_URL;
+use portcullis::protocol::uids::{UidRange, WrongRange};
+use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 /// The gateway that agent workspaces run on: files and commands over JSON-RPC, each request confined by the kernel.
 #[derive(Debug, Parser)]
@@ -88,6 +91,10 @@ pub(crate) struct Serve {
     /// protected names there, nor from chmod, chown, utime and xattr outside.
     #[arg(long)]
     pub(crate) allow_unprotected_metadata: bool,
+    /// For a server that is root: the user ids of this machine of which each sandbox has one while it lives, so that it takes nothing of
+    /// root's kernel budgets. No user and no service may have one of them. `none`: sandboxes have root's.
+    #[arg(long, value_name = "FIRST-LAST", default_value_t = SandboxUids(Some(UidRange::DEFAULT)))]
+    pub(crate) sandbox_uids: SandboxUids,
     /// What no request may exceed, and what a request without a sandbox gets: read-only, workspace-write,
     /// workspace-write-network, full-access, or a policy file (*.toml). Without it clients decide.
     #[arg(long, value_name = "NAME|FILE")]
@@ -116,6 +123,27 @@ pub(crate) struct Serve {
     pub(crate) config: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) limits: Limits,
+}
+
+/// A range, or `none`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SandboxUids(pub(crate) Option<UidRange>);
+
+impl FromStr for SandboxUids {
+    type Err = WrongRange;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        UidRange::parse(text).map(Self)
+    }
+}
+
+impl fmt::Display for SandboxUids {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(range) => range.fmt(f),
+            None => f.write_str("none"),
+        }
+    }
 }
 
 #[derive(Debug, Args)]

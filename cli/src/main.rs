@@ -90,9 +90,11 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
             config.credential = credential::from_flags(&options.auth)?;
             config.hidden = credential::files(&options.auth);
             config.hidden.extend(remote::files(&options.registration));
+            config.kept = sources::files(&options);
             config.tls = credential::tls(&options.auth)?;
             config.allowed_hosts.clone_from(&options.allow_host);
             config.allow_unprotected_metadata = options.allow_unprotected_metadata;
+            config.sandbox_uids = options.sandbox_uids.0;
             if let Some(name) = &options.policy {
                 config.ceiling = policy::ceiling(name, &options.workspace)?;
             }

@@ -5,11 +5,11 @@ use clap::error::{ContextKind, ContextValue};
 use clap::{ArgAction, CommandFactory as _, Error, FromArgMatches as _};
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use toml::{Table, Value};
 
 use crate::Failure;
-use crate::args::Arguments;
+use crate::args::{Arguments, Auth, Serve};
 
 /// The environment has the option `--max-sessions` as `PORTCULLIS_MAX_SESSIONS`.
 const PREFIX: &str = "PORTCULLIS_";
@@ -89,6 +89,14 @@ pub(crate) fn arguments(given: Vec<OsString>, variable: impl Fn(&str) -> Option<
     parse(all).map_err(|error| named(error, &sources))
 }
 
+/// The files that say what the next server does, by the options of this one.
+pub(crate) fn files(options: &Serve) -> Vec<PathBuf> {
+    let policy = options.policy.as_ref().filter(|name| name.ends_with(".toml")).map(PathBuf::from);
+    let config = options.config.clone().or_else(|| std::env::var_os(variable_of(FILE)).map(PathBuf::from));
+    let Auth { tls_cert, tls_client_ca, .. } = &options.auth;
+    [policy, config, tls_cert.clone(), tls_client_ca.clone()].into_iter().flatten().collect()
+}
+
 fn parse(arguments: Vec<OsString>) -> Result<Arguments, Error> {
     let matches = Arguments::command().try_get_matches_from(arguments)?;
     Arguments::from_arg_matches(&matches).map_err(|error| error.format(&mut Arguments::command()))
@@ -141,7 +149,7 @@ fn of_file(value: &Value, is_list: bool) -> Option<Vec<OsString>> {
     let one = |value: &Value| match value {
         Value::String(text) => Some(OsString::from(text)),
         Value::Integer(number) => Some(number.to_string().into()),
-        // As it is written: 10.0 is no whole number.
+        // As it is written: 10.0 is not a whole number.
         Value::Float(number) => Some(format!("{number:?}").into()),
         Value::Boolean(switch) => Some(switch.to_string().into()),
         Value::Datetime(_) | Value::Array(_) | Value::Table(_) => None,
@@ -186,7 +194,7 @@ mod tests {
     use portcullis::{Config, ExecServerRuntimePaths, LIMITS};
     use std::io::Write as _;
 
-    fn from(flags: &[&str], variables: &[(&str, &str)], file: Option<&str>) -> Result<Box<crate::args::Serve>, String> {
+    fn from(flags: &[&str], variables: &[(&str, &str)], file: Option<&str>) -> Result<Box<Serve>, String> {
         let mut given: Vec<OsString> = ["portcullis", "serve"].map(OsString::from).to_vec();
         let mut kept = tempfile::NamedTempFile::new().unwrap();
         if let Some(text) = file {
@@ -203,7 +211,7 @@ mod tests {
         }
     }
 
-    fn sessions(options: &crate::args::Serve) -> u64 {
+    fn sessions(options: &Serve) -> u64 {
         let paths = ExecServerRuntimePaths { executable: "/x".into(), spool: "/x".into() };
         let mut config = Config::new(paths);
         options.limits.apply(&mut config).unwrap();
@@ -230,18 +238,18 @@ mod tests {
         let options = from(&[], &[("PORTCULLIS_ALLOW_HOST", "d,e")], None).unwrap();
         assert_eq!(options.allow_host, ["d", "e"]);
         let variables = [("PORTCULLIS_WORKSPACE", "/a,b:/c"), ("PORTCULLIS_POLICY", "read-only")];
-        assert_eq!(from(&[], &variables, None).unwrap().workspace, ["/a,b", "/c"].map(std::path::PathBuf::from));
+        assert_eq!(from(&[], &variables, None).unwrap().workspace, ["/a,b", "/c"].map(PathBuf::from));
     }
 
     #[test]
     fn absurd_values_are_refused_by_their_names_and_sources() {
         for (value, expect) in [
-            ("nan", "`NaN` is no whole number of N"),
-            ("-5", "`-5` is no whole number of N"),
-            ("1.5", "`1.5` is no whole number of N"),
+            ("nan", "`NaN` is not a whole number"),
+            ("-5", "`-5` is not a whole number"),
+            ("1.5", "`1.5` is not a whole number"),
             ("0", "0 is not between 1 and 65536"),
             ("70000", "70000 is not between 1 and 65536"),
-            ("\"many\"", "`many` is no whole number of N"),
+            ("\"many\"", "`many` is not a whole number"),
         ] {
             let error = from(&[], &[], Some(&format!("max-sessions = {value}"))).unwrap_err();
             assert!(error.contains(expect), "{error}");
@@ -268,7 +276,7 @@ mod tests {
         assert!(
             refused("insecure-no-auth = 1").contains("insecure-no-auth from the configuration file is neither true nor false")
         );
-        assert!(refused("max-sessions = 10.0").contains("`10.0` is no whole number"));
+        assert!(refused("max-sessions = 10.0").contains("`10.0` is not a whole number"));
         assert!(refused("allow-egress = []").contains("allow-egress from the configuration file is an empty list"));
         for empty in ["", ",", ",,"] {
             let error = from(&[], &[("PORTCULLIS_ALLOW_EGRESS", empty)], Some("allow-egress = [\"a.example\"]")).unwrap_err();

@@ -3,7 +3,11 @@
 use crate::audit::AuditFile;
 use crate::http::EgressRule;
 use crate::listen::{Credential, Tls, token_directory};
+use crate::private;
+use crate::process::env::looks_like_a_secret;
 use portcullis_protocol::limit::{DefaultBounds, ProcessLimits, SessionLimits};
+use portcullis_protocol::path::AbsolutePath;
+use portcullis_protocol::uids::UidRange;
 use portcullis_sandbox::policy::Policy;
 use std::ffi::{OsStr, OsString};
 use std::num::NonZeroU64;
@@ -83,7 +87,8 @@ pub struct Config {
     pub ping: Duration,
     /// How long a client of a listener may say nothing, a pong included, before it counts as gone.
     pub silence: Duration,
-    /// Sockets of clients at a time, from accept to close; more are refused with status 503. At least 1.
+    /// Connected clients, from upgrade to close; one more is refused with status 503. At least 1. Sockets whose request has not
+    /// arrived have a bound of their own.
     pub connections: usize,
     /// Sessions at a time, detached ones included. At least 1.
     pub sessions: usize,
@@ -103,6 +108,9 @@ pub struct Config {
     pub fs_deadline: Duration,
     /// Where there are no namespaces, accept write policies for processes although nothing keeps them from protected metadata.
     pub allow_unprotected_metadata: bool,
+    /// Where the server is root: the user ids of the machine of which each sandbox has one while it lives; none: it has the server's. No
+    /// user and no service may have one of them.
+    pub sandbox_uids: Option<UidRange>,
     /// The operator's ceiling: every request gets what both it and this allow, and a request that asks for no sandbox gets this.
     /// None leaves the decision to the clients.
     pub ceiling: Option<Policy>,
@@ -117,10 +125,12 @@ pub struct Config {
     pub process_times: ProcessTimes,
     /// What all processes of a session together may use. They need cgroups: where there are none the gateway does not start.
     pub session_limits: SessionLimits,
-    /// What holds everything that is started, where it can be held.
+    /// Default bounds of all started processes, enforced where the machine supports them.
     pub bounds: DefaultBounds,
     /// Files of the operator's that no confined process gets to see, beside tokens that were made at the start: secrets, keys, sockets.
     pub hidden: Vec<PathBuf>,
+    /// Files of the operator's that no confined process gets to change, beside the executable: policies and configuration.
+    pub kept: Vec<PathBuf>,
     /// The server's environment, for policies of `process/start` that inherit it.
     pub environment: Arc<[(OsString, OsString)]>,
     /// The server's working directory at its start.
@@ -164,6 +174,7 @@ impl Config {
             session_spool_bytes: 256 << 20,
             fs_deadline: Duration::from_secs(120),
             allow_unprotected_metadata: false,
+            sandbox_uids: Some(UidRange::DEFAULT),
             ceiling: None,
             audit: None,
             egress: None,
@@ -173,10 +184,12 @@ impl Config {
             bounds: DefaultBounds {
                 start_tasks: NonZeroU64::new(4096),
                 all_tasks: NonZeroU64::new(65_536),
+                leaves_tasks: true,
                 memory_percent: NonZeroU64::new(80),
                 open_files: None,
             },
             hidden: Vec::new(),
+            kept: Vec::new(),
             environment: Arc::new([]),
             cwd: PathBuf::from("/"),
         }
@@ -198,9 +211,33 @@ impl Config {
         self.token_directory().into_iter().chain(named).collect()
     }
 
+    /// The directories that servers of this user have by default for tokens and records, hidden from every request whose policy
+    /// restricts files. They need not exist.
+    #[must_use]
+    pub fn private_places(&self) -> Vec<PathBuf> {
+        private::places(self)
+    }
+
+    /// What the server's next start is made of, by the real paths that there are now.
+    pub(crate) fn kept_places(&self) -> Vec<AbsolutePath> {
+        #[expect(clippy::disallowed_methods, reason = "the operator's own files, which no client names, once at the start")]
+        let real = |file: &PathBuf| std::fs::canonicalize(self.cwd.join(file)).ok();
+        let files = self.kept.iter().chain([&self.paths.executable]);
+        files.filter_map(|file| AbsolutePath::new(real(file)?).ok()).collect()
+    }
+
     /// Where servers of this user put their tokens.
     pub(crate) fn token_directory(&self) -> Option<PathBuf> {
         token_directory(self.variable("XDG_RUNTIME_DIR"), self.variable("HOME"))
+    }
+
+    /// The variables that a process may inherit. Under a ceiling or a token's own policy the operator decides what clients see, so
+    /// variables named like secrets are left out, and `ignoreDefaultExcludes` of a start does not bring them back.
+    pub(crate) fn inheritable(&self, is_bounded: bool) -> Arc<[(OsString, OsString)]> {
+        if !is_bounded {
+            return Arc::clone(&self.environment);
+        }
+        self.environment.iter().filter(|(name, _)| !looks_like_a_secret(name)).cloned().collect()
     }
 
     /// A variable of the server's environment.

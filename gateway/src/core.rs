@@ -11,7 +11,7 @@ use crate::http::Outbound;
 use crate::link::Link;
 use crate::metrics::Metrics;
 use crate::peer::{Looks, Peers};
-use crate::policies::{Ceiling, Policies};
+use crate::policies::{Ceiling, OwnPlaces, Policies};
 use crate::private::Private;
 use crate::process::launch;
 use crate::readiness::Readiness;
@@ -150,7 +150,8 @@ impl Gateway {
         // Before the first confined process.
         let private = Private::prepare(&config);
         let (executable, session_limits, records) = (&config.paths.executable, config.session_limits, private.records.clone());
-        let started = Spawner::start(executable, session_limits, bounds, records, Arc::clone(&metrics)).await;
+        let uids = config.sandbox_uids;
+        let started = Spawner::start(executable, session_limits, bounds, records, uids, Arc::clone(&metrics)).await;
         let (spawner, spawner_task) = started.map_err(failed)?;
         if let Err(error) = can_hold(&config.session_limits, spawner.cgroups()) {
             spawner_task.stop().await;
@@ -160,10 +161,11 @@ impl Gateway {
         let (looks, looking) = Looks::new(spawner.clone());
         let (work, queue) = mpsc::channel(QUEUE);
         let hidden = config.token_places().into_iter().chain(private.places);
-        let tokens = hidden.filter_map(|place| AbsolutePath::new(place).ok()).collect();
+        let hidden = hidden.filter_map(|place| AbsolutePath::new(place).ok()).collect();
+        let places = OwnPlaces { hidden, kept: config.kept_places() };
         let core = Arc::new(Core {
             machine: Machine::here(config.variable("TMPDIR")),
-            ceiling: Ceiling::new(config.ceiling.clone(), tokens),
+            ceiling: Ceiling::new(config.ceiling.clone(), Arc::new(places)),
             environment: environment::describe(&config),
             enforcement: report::enforcement(spawner.namespaces(), spawner.cgroups()),
             registry: Registry::default(),
@@ -192,7 +194,7 @@ impl Gateway {
             pool.stop().await;
             drop(pool);
             let _panicked = pool_task.await;
-            // A listener may hold its handle for a moment longer; it lets in nobody any more.
+            // A listener may hold its handle for a moment longer; it accepts no more connections.
             looking.abort();
             let _aborted = looking.await;
             if tokio::time::timeout(SPAWNER_DRAIN, spawner_task.stop()).await.is_err() {
@@ -223,10 +225,12 @@ impl Gateway {
         !self.closing.is_cancelled() && !self.owner.is_finished()
     }
 
-    /// Says whether clients can be served: not when it closes, nor while its spawner is being replaced.
+    /// Says whether new clients can be served: not when it closes, nor while its spawner is being replaced or all sessions are in
+    /// use.
     #[must_use]
     pub fn readiness(&self) -> Readiness {
-        Readiness { closing: self.closing.clone(), spawner: self.core.spawner.clone(), reached: None }
+        let sessions = (Arc::clone(&self.core.room.sessions), self.core.config.sessions);
+        Readiness { closing: self.closing.clone(), spawner: self.core.spawner.clone(), sessions, reached: None }
     }
 
     /// What is going on and how it went, in the text format of OpenMetrics 1.0, which Prometheus reads. No other gateway counts
@@ -292,7 +296,7 @@ impl Core {
             pipes: self.room.pipes.clone(),
             retention: self.config.retention,
             allow_unprotected: self.config.allow_unprotected_metadata,
-            environment: Arc::clone(&self.config.environment),
+            environment: self.config.inheritable(self.config.ceiling.is_some() || scope.is_some()),
             shell: self.environment.shell.path.clone(),
             process_limits: self.config.process_limits,
             process_times: self.config.process_times,
@@ -323,7 +327,7 @@ impl Core {
         let mut open = report::process_gaps(&named.policy, self.spawner.namespaces());
         open.retain(|gap| !(gap.waivable && self.config.allow_unprotected_metadata));
         if open.is_empty() {
-            Ok(Some(self.without_tokens(named.policy)))
+            Ok(Some(self.without_own(named.policy)))
         } else {
             Err(refused(format!(
                 "the policy cannot be enforced on a process here, nothing was started: {}",
@@ -336,9 +340,9 @@ impl Core {
 impl Core {
     /// Without namespaces nothing can be taken out of what a process may read; there the listener refuses whatever the gateway
     /// started.
-    fn without_tokens(&self, policy: Arc<Policy>) -> Arc<Policy> {
+    fn without_own(&self, policy: Arc<Policy>) -> Arc<Policy> {
         match self.spawner.namespaces() {
-            NamespaceLayer::Available { .. } => Arc::new(self.ceiling.without_tokens(Policy::clone(&policy))),
+            NamespaceLayer::Available { .. } => Arc::new(self.ceiling.without_own(Policy::clone(&policy))),
             NamespaceLayer::Unavailable { .. } => policy,
         }
     }

@@ -92,6 +92,11 @@ fn provider_id(executable: &Path) -> String {
     id
 }
 
+/// The home directory of this user in the user database.
+pub(crate) fn account_home() -> Option<PathBuf> {
+    passwd_line()?.split(':').nth(5).map(PathBuf::from).filter(|home| home.is_absolute())
+}
+
 /// The line of this user in the user database.
 fn passwd_line() -> Option<String> {
     let user = rustix::process::geteuid().as_raw().to_string();

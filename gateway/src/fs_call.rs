@@ -168,7 +168,8 @@ impl FsCall {
     }
 }
 
-/// What a worker sent. Of a confined one the gateway reads no descriptor whose reads the kernel would judge by the gateway's rights.
+/// The content that a worker sent. From a confined worker the gateway does not read a descriptor whose reads the kernel would
+/// check against the gateway's rights.
 fn received(attempt: &str, operation: &FsOperation, policy: Option<&Named>, done: Done) -> Result<Done, RpcError> {
     let is_confined = policy.is_some_and(|named| named.policy.files != Files::Unrestricted);
     let (FsDone::Descriptor { .. }, Some(file), true) = (&done.done, &done.descriptor, is_confined) else { return Ok(done) };
@@ -176,7 +177,7 @@ fn received(attempt: &str, operation: &FsOperation, policy: Option<&Named>, done
         FsOperation::Open { mode: OpenMode::Replace, .. } => check_local(file),
         _read => check_handed_over(file),
     };
-    let refused = |problem| reply::internal(format!("{attempt}: the worker handed over what it must not: {problem}"));
+    let refused = |problem| reply::internal(format!("{attempt}: the worker handed over an invalid descriptor: {problem}"));
     checked.map_err(refused).map(|()| done)
 }
 

@@ -49,6 +49,16 @@ impl Unit {
             Self::Milliseconds => "MS",
         }
     }
+
+    /// What a message says behind "a whole number".
+    fn of(self) -> &'static str {
+        match self {
+            Self::Count => "",
+            Self::Bytes => " of bytes",
+            Self::Seconds => " of seconds",
+            Self::Milliseconds => " of milliseconds",
+        }
+    }
 }
 
 impl Limit {
@@ -57,7 +67,7 @@ impl Limit {
     /// # Errors
     /// See [`LimitError`].
     pub fn parse(&self, text: &str) -> Result<u64, LimitError> {
-        let value = text.parse().map_err(|_| LimitError::NotWhole(text.to_owned(), self.unit.name()))?;
+        let value = text.parse().map_err(|_| LimitError::NotWhole(text.to_owned(), self.unit.of()))?;
         self.check(value)?;
         Ok(value)
     }
@@ -108,7 +118,7 @@ pub const LIMITS: &[Limit] = &[
         least: 1,
         most: 65_536,
         zero: None,
-        about: "Sockets of clients at a time, from accept to close; more are refused with status 503",
+        about: "Connected clients, from upgrade to close; one more is refused with status 503",
         get: |config| count(config.connections),
         set: |config, value| config.connections = size(value),
     },
@@ -278,7 +288,7 @@ pub const LIMITS: &[Limit] = &[
         least: 1,
         most: 4 << 20,
         zero: Some("no limit"),
-        about: "The most tasks of each start, which are processes and threads; see `limits.processes` below, and for the default \"Bounds by default\"",
+        about: "The most tasks (processes and threads) of each start; see `limits.processes` below, and \"Bounds by default\" for the default",
         get: |config| of(config.process_limits.processes.or(config.bounds.start_tasks)),
         set: set_tasks,
     },
@@ -358,9 +368,9 @@ pub const LIMITS: &[Limit] = &[
         least: 1,
         most: 4 << 20,
         zero: Some("no limit"),
-        about: "Tasks of everything that the server started together; held where cgroups can be made",
+        about: "Tasks of everything that the server starts, together; enforced where cgroups are available. The default is at most half of the machine's; see \"Bounds by default\"",
         get: |config| of(config.bounds.all_tasks),
-        set: |config, value| config.bounds.all_tasks = NonZeroU64::new(value),
+        set: set_all_tasks,
     },
     Limit {
         name: "memory-percent",
@@ -368,7 +378,7 @@ pub const LIMITS: &[Limit] = &[
         least: 1,
         most: 100,
         zero: Some("no limit"),
-        about: "Memory of everything that the server started together, in percent of the machine's or of the server's own cgroup; held where cgroups can be made",
+        about: "Memory of everything that the server starts, together, in percent of the machine's memory or of the server's cgroup limit; enforced where cgroups are available",
         get: |config| of(config.bounds.memory_percent),
         set: |config, value| config.bounds.memory_percent = NonZeroU64::new(value),
     },
@@ -394,10 +404,16 @@ pub const LIMITS: &[Limit] = &[
     },
 ];
 
-/// What the operator says is held or refused; the default gives way to it.
+/// A value from the operator is enforced, or starts are refused; it replaces the default.
 fn set_tasks(config: &mut Config, value: u64) {
     config.bounds.start_tasks = None;
     config.process_limits.processes = NonZeroU64::new(value);
+}
+
+/// The same: what the machine can have does not lower it.
+fn set_all_tasks(config: &mut Config, value: u64) {
+    config.bounds.leaves_tasks = false;
+    config.bounds.all_tasks = NonZeroU64::new(value);
 }
 
 fn of(limit: Option<NonZeroU64>) -> u64 {
@@ -435,11 +451,11 @@ mod tests {
     fn what_is_no_value_is_refused_in_words() {
         let limit = LIMITS.iter().find(|limit| limit.name == "idle-exit").unwrap();
         for (text, expect) in [
-            ("NaN", "`NaN` is no whole number of SECONDS from 0 to 18446744073709551615"),
-            ("-1", "`-1` is no whole number of SECONDS from 0 to 18446744073709551615"),
-            ("1.5", "`1.5` is no whole number of SECONDS from 0 to 18446744073709551615"),
-            ("", "`` is no whole number of SECONDS from 0 to 18446744073709551615"),
-            ("99999999999999999999", "`99999999999999999999` is no whole number of SECONDS from 0 to 18446744073709551615"),
+            ("NaN", "`NaN` is not a whole number of seconds from 0 to 18446744073709551615"),
+            ("-1", "`-1` is not a whole number of seconds from 0 to 18446744073709551615"),
+            ("1.5", "`1.5` is not a whole number of seconds from 0 to 18446744073709551615"),
+            ("", "`` is not a whole number of seconds from 0 to 18446744073709551615"),
+            ("99999999999999999999", "`99999999999999999999` is not a whole number of seconds from 0 to 18446744073709551615"),
             ("31536001", "31536001 is not between 1 and 31536000, nor 0 (never)"),
         ] {
             assert_eq!(limit.parse(text).unwrap_err().to_string(), expect);

@@ -6,6 +6,8 @@ mod credential;
 mod error;
 mod health;
 mod host;
+mod loopback;
+mod pending;
 mod socket;
 mod tls;
 mod token;
@@ -21,9 +23,11 @@ pub(crate) use self::token::token_directory;
 pub use self::token::token_path;
 pub use self::url::{ExecServerListenUrlParseError, ListenUrl};
 
-use self::accept::{Serving, Upgraded};
+use self::accept::{Serving, Upgraded, Upgrades};
 use self::carry::{Patience, carry};
 use self::credential::{Ground, Guard};
+use self::loopback::Port;
+use self::pending::PendingConnections;
 use self::socket::Listener;
 use self::token::TokenFile;
 use crate::caller::{Caller, Transport};
@@ -37,7 +41,6 @@ use portcullis_sandbox::resolve::Machine;
 use std::io::{self, Write as _};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -123,7 +126,7 @@ async fn serve_websocket(url: ListenUrl, mut config: Config, stop: &Cancellation
     warn(&url, &guard, clients_decide, &peers)?;
     let (upgrades, mut upgraded) = mpsc::channel(UPGRADES);
     let serving = Serving {
-        upgrades: Some(upgrades),
+        upgrades: Some(Upgrades::new(upgrades, connections)),
         readiness: gateway.readiness(),
         metrics: gateway.counters(),
         audit: gateway.audit(),
@@ -133,7 +136,7 @@ async fn serve_websocket(url: ListenUrl, mut config: Config, stop: &Cancellation
         deadline: patience.handshake,
         stop: stop.clone(),
     };
-    let accepting = tokio::spawn(accept::run(listener, serving, connections));
+    let accepting = tokio::spawn(accept::run(listener, serving, PendingConnections::new(connections)));
     let said = writeln!(io::stdout(), "{url}");
     said.map_err(|source| ListenError::Io { attempt: format!("say on standard output where to reach {url}"), source })?;
     let mut sockets = JoinSet::new();
@@ -177,7 +180,7 @@ async fn bind(url: ListenUrl, config: &Config) -> Result<(Listener, ListenUrl), 
                 return Err(ListenError::NotLoopback(address));
             }
             let failed = |source| ListenError::Io { attempt: format!("listen on {address}"), source };
-            let listener = TcpListener::bind(address).await.map_err(failed)?;
+            let listener = Port::bind(address).await.map_err(failed)?;
             let local = listener.local_addr().map_err(failed)?;
             Ok(match &config.tls {
                 Some(tls) => (Listener::Tls(listener, tls.acceptor()), ListenUrl::WebSocketTls(local)),

@@ -79,6 +79,8 @@ pub(crate) enum Refused {
     Auth,
     /// There are as many connections as there may be.
     Full,
+    /// Too many connections had sent no whole request, and this one was closed.
+    Silent,
     /// It is a web page.
     Origin,
     /// It means another host.
@@ -94,6 +96,7 @@ impl Refused {
         match self {
             Self::Auth => "auth",
             Self::Full => "full",
+            Self::Silent => "silent",
             Self::Origin => "origin",
             Self::Host => "host",
             Self::Peer => "peer",

@@ -1,10 +1,10 @@
 //! Whose connection it is.
 //!
-//! A confined process that may use the network reaches the gateway at any address of this machine, and could ask it for
-//! anything without a sandbox. So once such a process was started, the kernel is asked whose socket the other end of a
-//! connection is, and only one that no process among the gateway's own descendants holds is served. Whatever cannot be told is
-//! refused: a socket that nobody holds any more, one on its way between two processes, one whose holder cannot be looked at.
-//! Only what comes from an address that is not of this machine is nobody's here. Over a unix socket it is asked of everybody.
+//! A confined process that may use the network reaches the gateway at any address of this machine, and could ask it for anything
+//! without a sandbox. So once such a process was started, the gateway asks the kernel for the holders of the other end of a
+//! connection. It serves the connection only if none of its own descendants holds that socket. If the holder is unknown, the
+//! connection is refused: a socket without a holder, a socket in flight between two processes, a socket whose holder cannot be
+//! inspected. Connections from addresses of other machines need no check. Connections over a unix socket are always checked.
 
 mod diag;
 mod holder;
@@ -16,6 +16,7 @@ use self::walk::Held;
 pub(crate) use self::walk::Looks;
 use crate::blocking::Blocking;
 use crate::helper::spawner::Spawner;
+use portcullis_protocol::uids::UidRange;
 use std::fmt;
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
@@ -97,6 +98,19 @@ impl Peers {
         }
     }
 
+    /// The user at the other end of a TCP connection from this machine, as far as that tells sandboxes from clients: where the server
+    /// is root, and a confined process with network was started. One question to the kernel, which answers at once.
+    pub(crate) fn user(&self, ends: &Ends) -> Option<u32> {
+        let Ends::Tcp { peer, local } = ends else { return None };
+        if !self.spawner.has_dialers() || self.spawner.uids().is_none() || !rustix::process::geteuid().is_root() {
+            return None;
+        }
+        let [peer, local] = [*peer, *local].map(canonical);
+        // A socket that is closing has no user, and some kernels say that it is root's.
+        let socket = diag::socket(peer, local).ok()?.filter(is_held)?;
+        Some(socket.uid)
+    }
+
     /// Whether a connection may be served. Over TCP, where no confined process with network was ever started, this is one read;
     /// over a unix socket, where being of the right user is the credential, everybody is asked about.
     pub(crate) async fn admit(&self, ends: &Ends) -> Result<(), PeerError> {
@@ -122,7 +136,7 @@ impl Peers {
             Ends::Unix { .. } => PeerError::Nobody,
         };
         let asked = self.blocking.run(move || match asked {
-            Ends::Tcp { peer, local } => question(peer, local),
+            Ends::Tcp { peer, local } => question(peer, local, spawner.uids()),
             Ends::Unix { inode, uid, pid } => unix::question(inode, uid, pid, || spawner.ancestors()),
         });
         match timeout(walk::DEADLINE, asked).await {
@@ -131,42 +145,51 @@ impl Peers {
                 None => Ok(()),
             },
             Ok(Err(lost)) => Err(untold(lost.to_string())),
-            Err(_elapsed) => Err(untold(format!("the kernel did not tell within {} s", walk::DEADLINE.as_secs()))),
+            Err(_elapsed) => Err(untold(format!("the kernel did not answer within {} s", walk::DEADLINE.as_secs()))),
         }
     }
 }
 
-/// What follows from who holds the other end.
+/// Whether a connection is served, by the holder of its other end.
 fn judge(held: Held, untold: fn(String) -> PeerError) -> Result<(), PeerError> {
     match held {
         Held::Others => Ok(()),
         Held::Descendant(pid) => Err(PeerError::Descendant(pid)),
-        Held::Unseen => Err(untold("no process that can be looked at holds its other end".to_owned())),
+        Held::Unseen => Err(untold("no visible process holds its other end".to_owned())),
     }
 }
 
 /// Whether a connection may be served, or the number of the socket whose holders have to be known for that.
-fn question(peer: SocketAddr, local: SocketAddr) -> Result<Option<u32>, PeerError> {
-    // A listener on all addresses of both families writes those of IPv4 in the form of IPv6, and the other end does not.
-    let [peer, local] = [peer, local].map(|mut address| {
-        address.set_ip(address.ip().to_canonical());
-        address
-    });
+/// `uids` are those that sandboxes may have.
+fn question(peer: SocketAddr, local: SocketAddr, uids: Option<UidRange>) -> Result<Option<u32>, PeerError> {
+    let [peer, local] = [peer, local].map(canonical);
     let unknown = |text: &'static str| move |error: io::Error| PeerError::Unknown(format!("{text}: {error}"));
     if !is_of_this_machine(peer) {
         return Ok(None);
     }
     let socket = diag::socket(peer, local).map_err(unknown("sock_diag"))?;
     // One that is closing already may have left its request behind. It belongs to nobody, and some kernels say it is root's.
-    let Some(socket) = socket.filter(|socket| socket.state == diag::ESTABLISHED && socket.inode != 0) else {
+    let Some(socket) = socket.filter(is_held) else {
         return Err(PeerError::Unknown("its other end is closed or not of this machine".to_owned()));
     };
-    // Confined processes have no capability and never gain one, so their sockets are of the gateway's own user.
+    // Confined processes have no capability and never gain one, so their sockets are of the gateway's own user, or of one that
+    // sandboxes have.
     let own = [rustix::process::getuid(), rustix::process::geteuid()];
-    if !own.iter().any(|uid| uid.as_raw() == socket.uid) {
+    let is_of_sandbox = uids.is_some_and(|uids| uids.contains(socket.uid));
+    if !is_of_sandbox && !own.iter().any(|uid| uid.as_raw() == socket.uid) {
         return Ok(None);
     }
     Ok(Some(socket.inode))
+}
+
+/// A listener on all addresses of both families writes those of IPv4 in the form of IPv6, and the other end does not.
+fn canonical(mut address: SocketAddr) -> SocketAddr {
+    address.set_ip(address.ip().to_canonical());
+    address
+}
+
+fn is_held(socket: &Socket) -> bool {
+    socket.state == diag::ESTABLISHED && socket.inode != 0
 }
 
 /// Whether an address is one of this machine's, which is what may be bound. Any other answer than that it is not counts as yes:
@@ -198,7 +221,7 @@ mod tests {
     }
 
     fn tell(peer: SocketAddr, local: SocketAddr, spawner: u32) -> Result<(), PeerError> {
-        told(question(peer, local)?, spawner, PeerError::Unknown)
+        told(question(peer, local, None)?, spawner, PeerError::Unknown)
     }
 
     #[test]
@@ -213,9 +236,9 @@ mod tests {
             .spawn()
             .unwrap();
         tell(peer, local, NOBODY).unwrap();
-        let inode = question(peer, local).unwrap().unwrap();
+        let inode = question(peer, local, None).unwrap().unwrap();
         let until = std::time::Instant::now() + walk::DEADLINE;
-        // The child is the descendant and this process is not, whichever is met first.
+        // The child is the descendant and this process is not; their order in `/proc` does not matter.
         let found = walk::look(&[inode], || vec![child.id()], until).unwrap();
         assert_eq!(found.get(&inode), Some(&Held::Descendant(child.id())));
         assert!(matches!(walk::look(&[inode], Vec::new, std::time::Instant::now()), Err(walk::Untold::Late)));
@@ -239,6 +262,22 @@ mod tests {
             std::thread::yield_now();
         }
         panic!("it is still served");
+    }
+
+    #[test]
+    fn one_look_finds_all_connections_of_a_process() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let local = listener.local_addr().unwrap();
+        let clients: Vec<TcpStream> = (0..64).map(|_| TcpStream::connect(local).unwrap()).collect();
+        let inode = |client: &TcpStream| question(client.local_addr().unwrap(), local, None).unwrap().unwrap();
+        let inodes: Vec<u32> = clients.iter().map(inode).collect();
+        for (ancestor, expect) in [(NOBODY, Held::Others), (std::process::id(), Held::Descendant(std::process::id()))] {
+            let until = std::time::Instant::now() + walk::DEADLINE;
+            let found = walk::look(&inodes, || vec![ancestor], until).unwrap();
+            // Another test may just be starting a child, which has a copy of every descriptor until it executes.
+            let is_expected = |held: &Held| *held == expect || ancestor != NOBODY && matches!(held, Held::Descendant(_));
+            assert!(inodes.iter().all(|inode| found.get(inode).is_some_and(is_expected)), "{expect:?}: {found:?}");
+        }
     }
 
     #[test]
@@ -279,7 +318,7 @@ mod tests {
         tell(peer, local, NOBODY).unwrap();
         // Its only holder lets go of it: now it lives in the queue of the pair.
         drop(client);
-        assert!(refused(peer, local).contains("no process"));
+        assert!(refused(peer, local).contains("no visible process"));
     }
 
     #[tokio::test]

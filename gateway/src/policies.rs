@@ -40,14 +40,22 @@ pub(crate) struct Ceiling {
     policy: Option<Named>,
     /// The same for file calls.
     for_files: Option<Named>,
-    /// Where tokens are that open listeners of this user.
-    tokens: Arc<[AbsolutePath]>,
+    own: Arc<OwnPlaces>,
+}
+
+/// What is the server's own on this machine.
+#[derive(Debug, Default)]
+pub(crate) struct OwnPlaces {
+    /// Where tokens are that open listeners of this user: hidden.
+    pub(crate) hidden: Vec<AbsolutePath>,
+    /// What the server's next start is made of: read-only.
+    pub(crate) kept: Vec<AbsolutePath>,
 }
 
 impl Ceiling {
-    pub(crate) fn new(policy: Option<Policy>, tokens: Arc<[AbsolutePath]>) -> Self {
-        let mut ceiling = Self { policy: None, for_files: None, tokens };
-        ceiling.for_files = policy.clone().map(|policy| Named::new(ceiling.without_tokens(policy)));
+    pub(crate) fn new(policy: Option<Policy>, own: Arc<OwnPlaces>) -> Self {
+        let mut ceiling = Self { policy: None, for_files: None, own };
+        ceiling.for_files = policy.clone().map(|policy| Named::new(ceiling.without_own(policy)));
         ceiling.policy = policy.map(Named::new);
         ceiling
     }
@@ -59,13 +67,14 @@ impl Ceiling {
             Some(operator) => token.clone().bounded_by(&operator.policy)?,
             None => token.clone(),
         };
-        Ok(Self::new(Some(both), Arc::clone(&self.tokens)))
+        Ok(Self::new(Some(both), Arc::clone(&self.own)))
     }
 
     /// What is confined must not find what opens the gateway's own listener, for itself or for somebody else: who holds a token
-    /// may ask without a sandbox.
-    pub(crate) fn without_tokens(&self, policy: Policy) -> Policy {
-        self.tokens.iter().fold(policy, |policy, place| policy.hiding(place))
+    /// may ask without a sandbox. Nor may it change what the next server is started from.
+    pub(crate) fn without_own(&self, policy: Policy) -> Policy {
+        let policy = self.own.hidden.iter().fold(policy, |policy, place| policy.hiding(place));
+        self.own.kept.iter().fold(policy, |policy, place| policy.keeping(place))
     }
 }
 
@@ -91,7 +100,7 @@ impl Policies {
         }
         // Once for as long as the text is remembered.
         let named = match self.resolve(text, None)? {
-            Some(policy) => Some(Named::new(self.ceiling.without_tokens(policy))),
+            Some(policy) => Some(Named::new(self.ceiling.without_own(policy))),
             None => self.ceiling.for_files.clone(),
         };
         if self.known.len() >= CAPACITY {
@@ -146,7 +155,7 @@ mod tests {
             let cwd = AbsolutePath::new("/ceiling").unwrap();
             resolve::resolve(&sandbox, Some(&cwd), &Machine::default()).unwrap().unwrap()
         });
-        Policies::new(Machine::default(), Ceiling::new(resolved, Arc::new([])))
+        Policies::new(Machine::default(), Ceiling::new(resolved, Arc::default()))
     }
 
     fn both(policies: &mut Policies, text: Option<&str>) -> [Option<Named>; 2] {
@@ -186,7 +195,7 @@ mod tests {
         for ceiling in [None, Some("workspace-write")] {
             let mut policies = policies(ceiling);
             let policy = policies.ceiling.policy.take().map(|named| Policy::clone(&named.policy));
-            policies.ceiling = Ceiling::new(policy, Arc::new([place.clone()]));
+            policies.ceiling = Ceiling::new(policy, Arc::new(OwnPlaces { hidden: vec![place.clone()], kept: Vec::new() }));
             for text in [None, Some(r#"{"type":"read-only"}"#), Some(r#"{"type":"danger-full-access"}"#)] {
                 for _from_text_then_from_memory in 0..2 {
                     let [named, _of_a_process] = both(&mut policies, text);
@@ -266,7 +275,7 @@ mod tests {
             token in any_sandbox(), operator in any_sandbox(), asked in any_sandbox(),
         ) {
             let (token, operator) = (policy_of(&token), policy_of(&operator));
-            let ceiling = Ceiling::new(operator.clone(), Arc::new([])).within(token.as_ref()).unwrap();
+            let ceiling = Ceiling::new(operator.clone(), Arc::default()).within(token.as_ref()).unwrap();
             let mut policies = Policies::new(Machine::default(), ceiling);
             let own = policy_of(&asked);
             for named in both(&mut policies, Some(&asked)) {

@@ -1,7 +1,8 @@
 //! Whether clients can be served, and why not.
 
 use crate::helper::spawner::Spawner;
-use tokio::sync::watch;
+use std::sync::Arc;
+use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
 /// Whether clients can be served.
@@ -9,6 +10,8 @@ use tokio_util::sync::CancellationToken;
 pub struct Readiness {
     pub(crate) closing: CancellationToken,
     pub(crate) spawner: Spawner,
+    /// The places of sessions that are free, and the number of all places.
+    pub(crate) sessions: (Arc<Semaphore>, usize),
     /// Whether clients reach it at all, where that may change.
     pub(crate) reached: Option<watch::Receiver<bool>>,
 }
@@ -28,6 +31,10 @@ impl Readiness {
         }
         if let Some(trouble) = self.spawner.trouble() {
             return Some(format!("the spawner has died and is being replaced: {trouble}"));
+        }
+        let (free, all) = &self.sessions;
+        if free.available_permits() == 0 {
+            return Some(format!("max-sessions: all {all} sessions are in use, and new clients are refused until one ends"));
         }
         let is_reached = self.reached.as_ref().is_none_or(|reached| *reached.borrow());
         (!is_reached).then(|| "there is no connection to the rendezvous".to_owned())

@@ -35,7 +35,7 @@ impl Controller {
 }
 
 impl Controller {
-    /// What holds its limit, in version 2 and in version 1.
+    /// The file of its limit, in version 2 and in version 1.
     fn files(self) -> [&'static str; 2] {
         match self {
             Self::Pids => ["pids.max"; 2],
@@ -59,7 +59,7 @@ pub(crate) struct Groups {
     pids: Result<Base, String>,
     memory: Result<Base, String>,
     of_sessions: SessionLimits,
-    /// What holds without being asked for.
+    /// The default bounds.
     pub(crate) bounds: DefaultBounds,
     /// The sessions that have groups, by number.
     sessions: HashMap<String, u64>,

@@ -46,10 +46,22 @@ fn refuse(reason: &str) -> ExitCode {
     ExitCode::from(u8::try_from(EXIT_BY_HAND).unwrap_or(u8::MAX))
 }
 
-/// One line on standard error, the only place where a helper may say something that is not an answer.
+/// One line on standard error, the only place where a helper may say something that is not an answer. A path in it may have been chosen by
+/// any user of the machine: control characters are escaped.
 pub(crate) fn complain(text: impl fmt::Display) {
-    // Nobody may be listening any more, and then there is nobody to tell about that.
-    let _unheard = writeln!(std::io::stderr(), "portcullis helper: {text}");
+    // Standard error may be closed, and then nothing can be told.
+    let _unheard = writeln!(std::io::stderr(), "portcullis helper: {}", one_line(&text.to_string()));
+}
+
+fn one_line(text: &str) -> String {
+    text.chars().fold(String::with_capacity(text.len()), |mut line, character| {
+        if character.is_control() {
+            line.extend(character.escape_default())
+        } else {
+            line.push(character)
+        }
+        line
+    })
 }
 
 /// Moves a control socket away from the standard descriptors and leaves `/dev/null` there, so that nothing that prints by
@@ -62,4 +74,14 @@ pub(crate) fn clear_standard(socket: OwnedFd) -> rustix::io::Result<OwnedFd> {
     // The value still names descriptor 0, which is `/dev/null` now and stays open.
     std::mem::forget(socket);
     Ok(kept)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_is_one_line_without_control_characters() {
+        assert_eq!(one_line("`/a\n\u{1b}]0;b\u{7}\u{9b}`: \u{e4} \\n"), "`/a\\n\\u{1b}]0;b\\u{7}\\u{9b}`: \u{e4} \\n");
+    }
 }

@@ -28,9 +28,13 @@ use std::cell::Cell;
 use std::collections::HashSet;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
 
 /// Status of a keeper that could not start anything; the failure itself is reported.
 pub(crate) const EXIT_FAILED: i32 = 127;
+
+/// Bound of the children that are reaped at one go: a process may make orphans as fast as they are reaped.
+const MOST_REAPED: usize = 256;
 
 /// What a keeper says on its tether.
 #[derive(Debug, Serialize, Deserialize)]
@@ -60,6 +64,8 @@ pub(crate) struct Keeper {
     pub(crate) program: Pid,
     /// The program's number is its own: it was not reaped.
     pub(crate) has_program: bool,
+    /// Some that ended may not be reaped yet.
+    pub(crate) has_more: bool,
 }
 
 /// Starts a program that gets no namespaces, and serves until the end of everything that comes of it, in a child of the spawner.
@@ -104,6 +110,7 @@ fn begin(order: Order, result: &OwnedFd, tether: BorrowedFd<'_>) -> Result<Keepe
         signals,
         program,
         has_program: true,
+        has_more: false,
     };
     match left {
         Ok(()) => Ok(keeper),
@@ -114,7 +121,7 @@ fn begin(order: Order, result: &OwnedFd, tether: BorrowedFd<'_>) -> Result<Keepe
     }
 }
 
-/// What stands in for the program's descriptors in its keeper. To be opened before a view is made, which may deny it.
+/// Replaces the program's descriptors in its keeper. To be opened before a view is made, since the view may deny it.
 pub(crate) fn null() -> Result<OwnedFd, StepFailed> {
     let flags = rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC;
     rustix::fs::open("/dev/null", flags, rustix::fs::Mode::empty()).map_err(launch::machine("open /dev/null"))
@@ -127,7 +134,7 @@ pub(crate) fn leave_standard(null: OwnedFd) -> Result<(), StepFailed> {
         rustix::stdio::dup2_stdout(&null)?;
         rustix::stdio::dup2_stderr(&null)
     };
-    place().map_err(launch::machine("let go of the program's descriptors"))
+    place().map_err(launch::machine("replace the program's descriptors"))
 }
 
 impl Keeper {
@@ -178,26 +185,29 @@ impl Keeper {
         let mut polled = vec![PollFd::new(&tether, PollFlags::IN), PollFd::new(&self.signals, PollFlags::IN)];
         let others = [self.covers.descriptor(), self.told.descriptor()];
         polled.extend(others.iter().flatten().map(|other| PollFd::from_borrowed_fd(*other, PollFlags::IN)));
-        let patience = self.covers.patience().and_then(|patience| Timespec::try_from(patience).ok());
-        let woken = loop {
-            match poll(&mut polled, patience.as_ref()) {
-                Err(Errno::INTR) => {}
-                other => break other.unwrap_or(0),
-            }
-        };
+        let patience = if self.has_more { Some(Duration::ZERO) } else { self.covers.patience() };
+        let patience = patience.and_then(|patience| Timespec::try_from(patience).ok());
+        while let Err(Errno::INTR) = poll(&mut polled, patience.as_ref()) {}
         let mut found = polled.iter().map(PollFd::revents);
         let (tether, signals) = (found.next(), found.next());
         let mut of_other = |is_polled: bool| if is_polled { found.next() } else { None }.unwrap_or(PollFlags::empty());
         let [covers, told] = others.map(|other| of_other(other.is_some()));
         let is_ready = |flags: Option<PollFlags>| flags.is_some_and(|flags| !flags.is_empty());
-        Ready { tether: is_ready(tether), signals: is_ready(signals), covers: woken == 0 || !covers.is_empty(), told }
+        Ready {
+            tether: is_ready(tether),
+            signals: is_ready(signals) || self.has_more,
+            // Also if another descriptor was ready: a process inside can keep one ready all the time.
+            covers: !covers.is_empty() || self.covers.is_due(),
+            told,
+        }
     }
 
     /// Reaps what ended: how the program did, if it is among that, and whether nobody is left.
     fn reap(&mut self) -> (Option<ExitStatus>, bool) {
         let _drained = rustix::io::read(&self.signals, &mut [0_u8; 1024][..]);
         let mut end = None;
-        loop {
+        self.has_more = true;
+        for _ in 0..MOST_REAPED {
             match sys::ended_child() {
                 Ok(Some((pid, status))) => {
                     sys::reap(pid);
@@ -207,13 +217,17 @@ impl Keeper {
                         end = Some(status);
                     }
                 }
-                Ok(None) => return (end, false),
+                Ok(None) => {
+                    self.has_more = false;
+                    return (end, false);
+                }
                 Err(_no_child) => return (end, true),
             }
         }
+        (end, false)
     }
 
-    /// Gives up the mount points: nobody is left whom they hold anything from, so that they are removed while this process ends.
+    /// Releases the mount points: no process is left that they restrict, so they are removed while this process ends.
     fn give_up(&mut self) {
         self.points.clear();
         self.line.take().into_iter().for_each(Line::let_go);

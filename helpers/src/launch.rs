@@ -1,7 +1,7 @@
-//! The launcher: a forked, single-threaded child on its way from the spawner and a keeper to a client's program.
+//! The launcher: a forked, single-threaded child of the spawner or a keeper that becomes a client's program.
 //!
-//! It never runs the client's command before it is confined, and does not even decode it: program, arguments, environment
-//! and working directory are looked at by a process that can do no more than the program itself.
+//! Before it is confined it neither runs nor decodes the client's command: the process that reads program, arguments, environment
+//! and working directory can do no more than the program itself.
 
 use crate::closing::{self, Witness};
 use crate::dispatch::complain;
@@ -33,10 +33,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
-/// Status of a launcher that could not execute anything; nobody sees it, for the failure itself is reported.
+/// Exit status of a launcher that could not execute the program. It is never shown, because the failure itself is reported.
 const EXIT_FAILED: i32 = 127;
 
-/// What a launcher is to start.
+/// A start that a launcher carries out.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Order {
     pub(crate) session: String,
@@ -44,31 +44,33 @@ pub(crate) struct Order {
     pub(crate) policy: Option<Bytes>,
     pub(crate) allow_unprotected: bool,
     pub(crate) command: Bytes,
-    /// The policy restricts files, so that it gets a view of its own where there can be one.
+    /// The policy restricts files, so the process gets its own view where the machine allows one.
     pub(crate) own_view: bool,
-    /// And a network of its own.
+    /// The process also gets its own network.
     pub(crate) own_network: bool,
-    /// Where is noted what is made on the machine.
+    /// The process also gets its own user id, if the server has a range of them.
+    pub(crate) own_uid: bool,
+    /// Where mount points made on the machine are recorded.
     pub(crate) records: Option<RecordsAt>,
     pub(crate) limits: Limits,
-    /// Standard input, output and error; with a tty the one terminal.
+    /// Standard input, output and error; with a tty, only the terminal.
     #[serde(skip)]
     pub(crate) descriptors: Vec<OwnedFd>,
 }
 
 impl Order {
-    /// How many standard descriptors it has.
+    /// The number of its standard descriptors.
     pub(crate) fn standard(&self) -> usize {
         if self.tty { 1 } else { 3 }
     }
 }
 
-/// What a launcher writes into its result pipe. The pipe's end without more after the first is success.
+/// A message in the result pipe of a launcher. If the pipe ends after the first message, the start has succeeded.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Report {
-    /// `execve` comes next.
-    AboutToExec(Enforced),
-    /// It ends.
+    /// `execve` comes next. The text says why the process has the server's user id on the machine although it was to have its own.
+    AboutToExec(Enforced, Option<String>),
+    /// The launcher ends.
     Failed(StepFailed),
 }
 
@@ -84,15 +86,15 @@ pub(crate) fn process(order: Order, result: &OwnedFd, keeper: Pid) -> ! {
     sys::end(EXIT_FAILED)
 }
 
-/// No value, for a way that ends in `execve` or in a failure.
+/// A type without values, for code that ends in `execve` or in a failure.
 enum Never {}
 
 fn steps(order: Order, result: BorrowedFd<'_>, keeper: Pid) -> Result<Never, StepFailed> {
     let Order { descriptors, mut limits, tty, policy, allow_unprotected, command, .. } = order;
-    // From here on the numbers of the received descriptors are reused; their owners must not close them again.
+    // From now on the numbers of the received descriptors are reused, so their owners must not close them again.
     let descriptors: Vec<RawFd> = descriptors.into_iter().map(std::os::fd::IntoRawFd::into_raw_fd).collect();
 
-    // Die with the keeper. It has one thread, so this cannot fire because some thread of it ended.
+    // Die with the keeper. The keeper has only one thread, so the signal is sent only when the keeper ends.
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).map_err(machine("tie the process to its keeper"))?;
     if rustix::process::getppid() != Some(keeper) {
         return Err(failed(Step::Machine, "start: the keeper is gone", Some(Errno::SRCH)));
@@ -101,39 +103,41 @@ fn steps(order: Order, result: BorrowedFd<'_>, keeper: Pid) -> Result<Never, Ste
     limits.enter_groups()?;
     limits.doors.clear();
 
-    // Standard descriptors, and nothing else but the result pipe, which closes at execve.
+    // Only the standard descriptors and the result pipe stay open. The pipe closes at execve.
     place_standard(&descriptors, tty)?;
     closing::close_all_but(&[result.as_raw_fd()])?;
 
     begin_session(tty)?;
 
-    // Confinement, before anything of the command is decoded. What the policy was opened with is closed again.
+    // Confinement, before any part of the command is decoded. The descriptors that the policy needed are closed again.
     let witness = Witness::open()?;
     let choices = Choices { allow_unprotected, tty };
     let confined = policy.as_ref().map(|policy| confine(policy, choices)).transpose()?;
     let (enforced, rules) = confined.map_or((Enforced::default(), None), |(enforced, rules)| (enforced, Some(rules)));
     witness.close_all_but(&[result.as_raw_fd()])?;
 
-    // Only now the client's words.
-    execute(&command, &limits, enforced, rules.as_ref(), result)
+    // Only now is the client's command decoded.
+    execute(&command, &limits, (enforced, None), rules.as_ref(), result)
 }
 
-/// What a launcher inside a sandbox has to go on with.
+/// The inputs of a launcher inside a sandbox.
 pub(crate) struct Inside<'a> {
     pub(crate) command: &'a Bytes,
     pub(crate) limits: &'a Limits,
     pub(crate) policy: &'a Policy,
     pub(crate) roots: &'a Roots,
-    /// Made of both.
+    /// Made of the policy and the roots.
     pub(crate) tables: &'a Compiled,
     pub(crate) own: &'a Own,
+    /// Why the process has the server's user id on the machine although it was to have its own.
+    pub(crate) shared_uid: Option<String>,
     pub(crate) choices: Choices,
-    /// Where init takes the descriptor on which changes are told.
+    /// The socket on which init receives the listener that reports changes.
     pub(crate) outgoing: BorrowedFd<'a>,
     pub(crate) result: BorrowedFd<'a>,
 }
 
-/// Goes the rest of the way in a child of a sandbox's init, in which the descriptors are in place.
+/// Runs the remaining steps in a child of a sandbox's init, in which the descriptors are in place.
 pub(crate) fn inside(inside: &Inside<'_>) -> ! {
     let ended = catch_unwind(AssertUnwindSafe(|| steps_inside(inside)));
     let failure = match ended {
@@ -150,27 +154,29 @@ fn steps_inside(inside: &Inside<'_>) -> Result<Never, StepFailed> {
     let witness = Witness::open()?;
     let mut enforced = enforce::process(inside.policy, inside.roots, inside.tables, Some(inside.own), inside.choices)?;
 
-    // What is tried from now on is told to init, if this kernel can. Where it cannot, what init would allow is refused.
+    // From now on the kernel reports attempted changes to init, if it can. If it cannot, changes that init would allow are refused.
     match observe::tell_of_changes() {
         Ok(listener) => {
             let frame = encode(&(), b"", 1).map_err(|error| failed(Step::Frame, &error.to_string(), None))?;
             let sent = send_all(inside.outgoing, &frame, Some(listener.as_fd()));
-            sent.map_err(machine("hand the descriptor for what is told to init"))?;
+            sent.map_err(machine("send the seccomp listener to init"))?;
             enforced.observed = true;
         }
         Err(_cannot) => enforce::without_listener(inside.policy, &mut enforced)?,
     }
 
-    // Nothing of init's and none of the policy's roots: each would lead past the view. Only now the client's words.
+    // No descriptor of init and none of the policy's roots stays open: each would lead past the view. Only now is the client's
+    // command decoded.
     witness.close_all_but(&[inside.result.as_raw_fd()])?;
-    execute(inside.command, inside.limits, enforced, Some(inside.tables), inside.result)
+    let report = (enforced, inside.shared_uid.clone());
+    execute(inside.command, inside.limits, report, Some(inside.tables), inside.result)
 }
 
-/// A session and a process group of its own; no signal is blocked or ignored in a program that a shell would start.
+/// Starts a new session and process group. As after a start by a shell, no signal is blocked or ignored in the program.
 fn begin_session(tty: bool) -> Result<(), StepFailed> {
     sys::default_signals();
     rustix::process::setsid().map_err(machine("start a session"))?;
-    // The terminal controls the session.
+    // The terminal becomes the controlling terminal of the session.
     if tty {
         rustix::process::ioctl_tiocsctty(rustix::stdio::stdin())
             .map_err(|errno| system(Step::Execute, "make the terminal control the process")(errno.into()))?;
@@ -182,7 +188,7 @@ fn begin_session(tty: bool) -> Result<(), StepFailed> {
 fn execute(
     command: &Bytes,
     limits: &Limits,
-    enforced: Enforced,
+    (enforced, shared_uid): (Enforced, Option<String>),
     rules: Option<&Compiled>,
     result: BorrowedFd<'_>,
 ) -> Result<Never, StepFailed> {
@@ -191,7 +197,7 @@ fn execute(
     let program = Program::new(&command, rules.is_some())?;
     enter(&command.cwd, rules)?;
     limits.bound_process()?;
-    report(result, &Report::AboutToExec(enforced));
+    report(result, &Report::AboutToExec(enforced, shared_uid));
     let failure = program.execute();
     let name = Path::new(OsStr::from_bytes(&program.name));
     let denial =
@@ -199,7 +205,7 @@ fn execute(
     Err(StepFailed { denial, ..failure })
 }
 
-/// Changes to the command's directory; under a policy to the one that was walked to, and through no magic link.
+/// Changes to the command's working directory. Under a policy the path is walked name by name, and magic links are refused.
 fn enter(cwd: &AbsolutePath, rules: Option<&Compiled>) -> Result<(), StepFailed> {
     let attempt = format!("change to directory `{cwd}`");
     let entered = match rules {
@@ -222,7 +228,7 @@ fn enter(cwd: &AbsolutePath, rules: Option<&Compiled>) -> Result<(), StepFailed>
     })
 }
 
-/// What the policy has to do with a path that could not be used, if it has: a denied program looks like a missing one.
+/// The policy's denial of a path that could not be used, if the policy denies it: a denied program looks like a missing one.
 fn denial(rules: &Compiled, path: &Path) -> Option<Box<Denial>> {
     let real = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     if rules.verdict(&real).is_granted() {
@@ -234,7 +240,7 @@ fn denial(rules: &Compiled, path: &Path) -> Option<Box<Denial>> {
     Some(Box::new(Denial { path, access: Wanted::Read, layer: Layer::Launcher, rule, grant }))
 }
 
-/// Makes the received descriptors the standard ones.
+/// Places the received descriptors at the numbers of the standard ones.
 pub(crate) fn place_standard(descriptors: &[RawFd], tty: bool) -> Result<(), StepFailed> {
     let sources = match descriptors {
         [terminal] if tty => [*terminal; 3],
@@ -259,17 +265,17 @@ pub(crate) fn tables(policy: &Policy, roots: &Roots) -> Result<Compiled, StepFai
     Compiled::new(policy, |path| roots.resolve(path)).map_err(|error| failed(Step::Enforce, &error.to_string(), None))
 }
 
-/// Who forked a new worker, as the worker sees it.
+/// The process that forked a new worker, as the worker sees it.
 #[derive(Debug)]
 pub(crate) enum Starter {
     /// Its parent.
     Parent(Pid),
-    /// A process outside of its namespaces, of which it is the first process; in a new user namespace also its effective user and
-    /// group outside.
+    /// A process outside the namespaces of which the worker is the first process. `ids` are the worker's effective user and group
+    /// outside, if it is in a new user namespace.
     Outside { spawner: OwnedFd, ids: Option<(u32, u32)> },
 }
 
-/// Becomes a worker: this executable again, with nothing but its sockets and the error stream.
+/// Becomes a worker: executes this executable again, with only its sockets and the error stream.
 pub(crate) fn worker(program: &CString, stdio: &OwnedFd, control: &OwnedFd, starter: &Starter) -> ! {
     let failure = match prepare_worker(stdio, control, starter) {
         Ok(()) => {
@@ -278,7 +284,7 @@ pub(crate) fn worker(program: &CString, stdio: &OwnedFd, control: &OwnedFd, star
                 .map(|text| CString::new(text).unwrap_or_default())
                 .collect();
             let argv = [vec![program.clone()], argv].concat();
-            // The link leads to the running file itself, also after it was replaced or removed in place.
+            // The link leads to the running file itself, even after another file replaced it or its name was removed.
             sys::execve(c"/proc/self/exe", &argv, &[])
         }
         Err(error) => error,
@@ -288,7 +294,7 @@ pub(crate) fn worker(program: &CString, stdio: &OwnedFd, control: &OwnedFd, star
 }
 
 fn prepare_worker(stdio: &OwnedFd, control: &OwnedFd, starter: &Starter) -> io::Result<()> {
-    // From an ancestor's pid namespace it ends the first process of one, too (pid_namespaces(7)).
+    // A signal from an ancestor's pid namespace kills the first process of a pid namespace, too (pid_namespaces(7)).
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
     if has_ended(starter) {
         sys::end(EXIT_FAILED);
@@ -298,15 +304,15 @@ fn prepare_worker(stdio: &OwnedFd, control: &OwnedFd, starter: &Starter) -> io::
         if let Some((user, group)) = ids {
             namespaces::map_ids(*user, *group).map_err(refused)?;
         }
-        // Root has all of them after `execve` in any case; had it given up some before, the kernel would take the tie to the spawner
-        // off (`commit_creds` of kernel/cred.c).
+        // Root has all capabilities after `execve` in any case. If it gave up some before, the kernel would clear the parent-death
+        // signal (`commit_creds` of kernel/cred.c).
         if !geteuid().is_root() {
             enforce::hand_on_mounting().map_err(refused)?;
         }
     }
     sys::default_signals();
     rustix::process::chdir("/")?;
-    // Copies out of the way first: the numbers may be among those that are about to be overwritten.
+    // Duplicates to higher numbers first: the present numbers may be among those that are about to be overwritten.
     let stdio = rustix::io::fcntl_dupfd_cloexec(stdio, CONTROL_DESCRIPTOR + 1)?;
     let control = rustix::io::fcntl_dupfd_cloexec(control, CONTROL_DESCRIPTOR + 1)?;
     let (stdio, control) = (std::mem::ManuallyDrop::new(stdio), std::mem::ManuallyDrop::new(control));
@@ -320,7 +326,7 @@ fn prepare_worker(stdio: &OwnedFd, control: &OwnedFd, starter: &Starter) -> io::
 fn has_ended(starter: &Starter) -> bool {
     match starter {
         Starter::Parent(spawner) => rustix::process::getppid() != Some(*spawner),
-        // Nobody outside has a number in here.
+        // A process outside has no pid in this namespace.
         Starter::Outside { spawner, .. } => {
             let now = Timespec { tv_sec: 0, tv_nsec: 0 };
             !matches!(poll(&mut [PollFd::new(spawner, PollFlags::IN)], Some(&now)), Ok(0))
@@ -333,14 +339,14 @@ pub(crate) fn report_failure(result: BorrowedFd<'_>, failure: StepFailed) {
 }
 
 fn report(result: BorrowedFd<'_>, report: &Report) {
-    // Neither part can be lost: a report is far smaller than its bound, and than the empty pipe it is written to. If the
-    // spawner is gone, so is this process.
+    // The report cannot be lost: it is far smaller than the bound of a message and than the capacity of the empty pipe. If the
+    // spawner is gone, this process ends too.
     if let Ok(bytes) = encode(report, b"", 0) {
         let _gone = rustix::io::write(result, &bytes);
     }
 }
 
-/// A failure, with the system's number if the system had a say in it.
+/// A failure, with the errno if a system call failed.
 pub(crate) fn failed(step: Step, attempt: &str, errno: Option<Errno>) -> StepFailed {
     StepFailed { step, attempt: attempt.to_owned(), errno: errno.map_or(0, Errno::raw_os_error), denial: None }
 }

@@ -37,6 +37,7 @@ mod sys;
 mod tether;
 mod told;
 mod tree;
+mod uids;
 mod walk;
 mod warden;
 mod worker;

@@ -1,6 +1,6 @@
-//! How a process is held to its limits: what is decided before it is forked, and what it does to itself on its way.
+//! Limits of a process: the choices before it is forked, and the calls by which it limits itself before it executes the program.
 //!
-//! Each limit has one mechanism, the strongest that can be had here. Where there is none the start is refused.
+//! Each limit has one mechanism, the strongest that is available here. If none is available, the start is refused.
 
 use crate::cgroup::{Controller, Group, GroupError, Groups};
 use crate::launch::{failed, machine};
@@ -15,31 +15,31 @@ use std::num::NonZeroU64;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::Path;
 
-/// The kernel gives the numbers below this one only once in the life of a pid namespace (`RESERVED_PIDS`).
+/// The kernel gives each pid below this number only once in the life of a pid namespace (`RESERVED_PIDS`).
 const RESERVED_PIDS: u64 = 300;
 
-/// The kernel takes no more (`PID_MAX_LIMIT`).
+/// The largest `pid_max` that the kernel accepts (`PID_MAX_LIMIT`).
 const MOST_PIDS: u64 = 4 << 20;
 
-/// The bounds of the descriptors of a program.
+/// The bounds of the descriptor limit of a program.
 const LEAST_DESCRIPTORS: u64 = 1024;
 const MOST_DESCRIPTORS: u64 = 65_536;
 
-/// What a process has to do to itself.
+/// The limits that a process sets on itself.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Limits {
-    /// Of the groups that it has to be in.
+    /// A descriptor for each cgroup that the process must enter.
     #[serde(skip)]
     pub(crate) doors: Vec<OwnedFd>,
-    /// The tasks that its pid namespace may have beside the init.
+    /// The maximum number of tasks in its pid namespace beside the init.
     tasks: Option<u64>,
-    /// Nobody asked for that.
+    /// `tasks` is the default, not a requested limit.
     is_default: bool,
-    /// The soft and the hard limit.
+    /// Each resource with its soft and its hard limit.
     rlimits: Vec<(Bounded, u64, u64)>,
 }
 
-/// A resource, since rustix's own cannot be sent to a spare.
+/// A resource. The type of rustix cannot be serialized for a spare.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 enum Bounded {
     Tasks,
@@ -59,7 +59,7 @@ impl Bounded {
     }
 }
 
-/// What was decided about a start.
+/// The limits of a start, and how they are enforced.
 #[derive(Debug)]
 pub(crate) struct Decided {
     pub(crate) limits: Limits,
@@ -67,7 +67,7 @@ pub(crate) struct Decided {
     pub(crate) group: Option<Group>,
 }
 
-/// Decides who sees to which limit. `is_init` says that the process gets a pid namespace of its own.
+/// Chooses the mechanism of each limit. `is_init` says that the process gets its own pid namespace.
 pub(crate) fn decide(
     asked: &ProcessLimits,
     groups: &mut Groups,
@@ -76,7 +76,7 @@ pub(crate) fn decide(
     is_init: bool,
 ) -> Result<Decided, StepFailed> {
     let mut decided = Decided { limits: Limits::default(), in_force: Vec::new(), group: None };
-    // Nobody asked for it, so that nothing is refused where it cannot be held.
+    // This is a default, so a start is not refused if the machine cannot enforce it.
     if asked.processes.is_none()
         && is_init
         && let Some(most) = groups.bounds.start_tasks.map(NonZeroU64::get).filter(|most| can_bound_namespaces(*most))
@@ -110,7 +110,7 @@ pub(crate) fn decide(
     }
     if let Some(most) = asked.cpu_ms.map(NonZeroU64::get) {
         force("cpuMs", most, LimitBy::Rlimit);
-        // SIGXCPU lets it tidy up; who goes on is killed a second later.
+        // SIGXCPU lets the program clean up; if it continues, it is killed a second later.
         let seconds = most.div_ceil(1000);
         decided.limits.rlimits.push((Bounded::Cpu, seconds, seconds.saturating_add(1)));
     }
@@ -122,7 +122,7 @@ pub(crate) fn decide(
             decided.limits.rlimits.push((Bounded::OpenFiles, most, most));
         }
         None => {
-            // Programs that use select(2) count on no more than the server was given.
+            // Programs that use select(2) rely on the soft limit that the server was started with.
             let soft = groups.bounds.open_files.map_or(most, NonZeroU64::get).min(most);
             decided.limits.rlimits.push((Bounded::OpenFiles, soft, most));
         }
@@ -143,8 +143,8 @@ pub(crate) fn decide(
     Ok(decided)
 }
 
-/// The descriptors that a program may have: half of what the helpers may, so that those can always hand some on, whatever programs of
-/// the same user have on their way (unix(7), ETOOMANYREFS).
+/// The descriptors that a program may have: half of the helpers' limit, so that helpers can always pass descriptors on, however
+/// many programs of the same user have in flight (unix(7), ETOOMANYREFS).
 fn most_descriptors(of_helpers: Option<u64>) -> u64 {
     let all = of_helpers.unwrap_or(u64::MAX);
     (all / 2).clamp(LEAST_DESCRIPTORS, MOST_DESCRIPTORS).min(all)
@@ -152,8 +152,8 @@ fn most_descriptors(of_helpers: Option<u64>) -> u64 {
 
 fn refused(groups: &Groups) -> StepFailed {
     let text = format!(
-        "start: `limits.processes` cannot be held here, nothing was started: the cgroup layer is not to be had ({}), the process has no \
-         pid namespace of its own whose kernel.pid_max could be set (Linux 6.14), and RLIMIT_NPROC does not bind this user: {}",
+        "start: `limits.processes` cannot be enforced here, nothing was started: the cgroup layer is not available ({}), the process has \
+         no pid namespace of its own whose kernel.pid_max can be set (Linux 6.14), and RLIMIT_NPROC does not bind this user: {}",
         groups.layer().reason,
         report::cgroup_remedy()
     );
@@ -161,21 +161,21 @@ fn refused(groups: &Groups) -> StepFailed {
 }
 
 impl Limits {
-    /// What has to stay open until the process is in its groups.
+    /// The descriptors that must stay open until the process is in its cgroups.
     pub(crate) fn descriptors(&self) -> impl Iterator<Item = RawFd> {
         self.doors.iter().map(AsRawFd::as_raw_fd)
     }
 
-    /// Puts this process into its groups: before it loses the right to, and before there is anybody below it.
+    /// Moves this process into its cgroups, before it loses the permission and before it has children.
     pub(crate) fn enter_groups(&self) -> Result<(), StepFailed> {
         let enter = |door| rustix::io::write(door, b"0").map(drop);
         self.doors.iter().try_for_each(enter).map_err(machine("enter the cgroup of the process"))
     }
 
-    /// Bounds the pid namespace of this process, its first, where `/proc` is still the machine's.
+    /// Limits the tasks of the pid namespace of which this process is the first, while `/proc` is still the machine's.
     pub(crate) fn bound_namespace(&self) -> Result<(), StepFailed> {
         let Some(tasks) = self.tasks else { return Ok(()) };
-        // So that the numbers below, which are given once, do not come on top.
+        // Skips the reserved pids, which are given once and would add to the limit.
         let begun = fs::write("/proc/sys/kernel/ns_last_pid", RESERVED_PIDS.to_string());
         let most = RESERVED_PIDS.saturating_add(tasks).min(MOST_PIDS);
         let bounded = begun.and_then(|()| fs::write("/proc/sys/kernel/pid_max", most.to_string()));
@@ -184,17 +184,17 @@ impl Limits {
         }
         bounded.map_err(|error| {
             let errno = error.raw_os_error().map(rustix::io::Errno::from_raw_os_error);
-            let attempt = "hold `limits.processes`: write /proc/sys/kernel/pid_max of the pid namespace; mount /proc/sys writable, or \
-                           give the server a cgroup";
+            let attempt = "enforce `limits.processes`: write /proc/sys/kernel/pid_max of the pid namespace; mount /proc/sys \
+                           writable, or give the server a cgroup";
             failed(Step::Enforce, attempt, errno)
         })
     }
 
-    /// Bounds this process itself, last before it executes the program.
+    /// Sets the resource limits of this process, just before it executes the program.
     pub(crate) fn bound_process(&self) -> Result<(), StepFailed> {
         for (bounded, soft, hard) in &self.rlimits {
             let resource = bounded.resource();
-            // Nobody gets more than the server has.
+            // No limit may exceed that of the server.
             let most = getrlimit(resource).maximum.unwrap_or(u64::MAX);
             let limit = Rlimit { current: Some(*soft.min(&most)), maximum: Some(*hard.min(&most)) };
             setrlimit(resource, limit)
@@ -204,8 +204,8 @@ impl Limits {
     }
 }
 
-/// Whether a pid namespace can be held to so many tasks. On kernels before 6.14 its `kernel.pid_max` is the machine's; without
-/// CONFIG_CHECKPOINT_RESTORE nobody says where its numbers begin; and it cannot be less than eight for each processor
+/// Whether a pid namespace can be limited to this number of tasks. On kernels before 6.14 its `kernel.pid_max` is the machine's.
+/// Without CONFIG_CHECKPOINT_RESTORE its first pid cannot be set. And `pid_max` cannot be less than eight for each processor
 /// (`PIDS_PER_CPU_MIN`).
 fn can_bound_namespaces(tasks: u64) -> bool {
     let release = rustix::system::uname().release().to_string_lossy().into_owned();
@@ -215,7 +215,7 @@ fn can_bound_namespaces(tasks: u64) -> bool {
         && least.is_some_and(|least| RESERVED_PIDS.saturating_add(tasks) >= least)
 }
 
-/// The processors that the machine may have, from a text like `0-3,8-11`.
+/// The number of processors that the machine may have, from a text like `0-3,8-11`.
 fn possible_processors() -> Option<u64> {
     let text = fs::read_to_string("/sys/devices/system/cpu/possible").ok()?;
     let last = text.trim().rsplit([',', '-']).next()?.parse::<u64>().ok()?;
@@ -227,13 +227,13 @@ fn is_at_least(release: &str, least: (u32, u32)) -> bool {
     numbers.next().zip(numbers.next()).is_some_and(|version| version >= least)
 }
 
-/// Root, and whoever may go beyond limits, is not bound by `RLIMIT_NPROC`.
+/// Whether `RLIMIT_NPROC` binds this process. It does not bind root, nor a process with CAP_SYS_RESOURCE or CAP_SYS_ADMIN.
 fn is_bound_by_nproc() -> bool {
     let beyond = CapabilitySet::SYS_RESOURCE | CapabilitySet::SYS_ADMIN;
     !geteuid().is_root() && rustix::thread::capabilities(None).is_ok_and(|held| !held.effective.intersects(beyond))
 }
 
-/// The tasks of this user on the machine, as far as they can be seen: `RLIMIT_NPROC` counts all of them.
+/// The number of visible tasks of this user on the machine: `RLIMIT_NPROC` counts all of them.
 fn tasks_of_user() -> u64 {
     let me = geteuid().as_raw();
     let mine = fs::read_dir("/proc").into_iter().flatten().flatten().filter_map(|entry| {

@@ -15,6 +15,8 @@ pub(crate) struct Launch {
     pub(crate) pipe: OwnedFd,
     reports: Deframer,
     pub(crate) enforced: Option<Enforced>,
+    /// Why it has the server's user id on the machine, if it was to have its own.
+    pub(crate) shared_uid: Option<String>,
     /// The limits that hold it.
     pub(crate) limits: Vec<LimitInForce>,
     pub(crate) tree: TreeEnd,
@@ -25,7 +27,8 @@ pub(crate) struct Launch {
 
 impl Launch {
     pub(crate) fn new(id: u64, pid: Pid, pipe: OwnedFd, limits: Vec<LimitInForce>, tree: TreeEnd) -> Self {
-        Self { id, pid, pipe, reports: Deframer::default(), enforced: None, limits, tree, failure: None, ended: false }
+        let reports = Deframer::default();
+        Self { id, pid, pipe, reports, enforced: None, shared_uid: None, limits, tree, failure: None, ended: false }
     }
 
     /// Takes what the launcher has reported so far.
@@ -42,7 +45,7 @@ impl Launch {
         }
         while let Ok(Some(frame)) = self.reports.next_frame() {
             match decode(&frame.body) {
-                Ok(Report::AboutToExec(enforced)) => self.enforced = Some(enforced),
+                Ok(Report::AboutToExec(enforced, shared_uid)) => (self.enforced, self.shared_uid) = (Some(enforced), shared_uid),
                 Ok(Report::Failed(failure)) => self.failure = Some(failure),
                 Err(error) => self.failure = Some(failed(Step::Frame, &format!("start: {error}"), Some(Errno::PROTO))),
             }

@@ -16,7 +16,7 @@ use std::path::Path;
 /// Where the C library searches when the environment has no PATH.
 const DEFAULT_PATH: &[u8] = b"/bin:/usr/bin";
 
-/// What runs a file that has no `#!` line and is no program, as `execvp` does.
+/// Runs a file that has no `#!` line and is not a program, as `execvp` does.
 const SHELL: &str = "/bin/sh";
 
 /// Bound of interpreters of interpreters, above the kernel's (`exec_binprm`: five).
@@ -111,8 +111,8 @@ impl Program {
         Unexecuted::System(sys::execve(&shell, &argv, &self.env))
     }
 
-    /// Refuses a file that is found through a magic link, or that asks for an interpreter that is. What cannot be looked at is the
-    /// kernel's to refuse.
+    /// Refuses a file that is found through a magic link, or that asks for an interpreter that is. A file that cannot be examined
+    /// is left to the kernel, which refuses it.
     fn refuse_magic(&self, file: &[u8]) -> Result<(), StepFailed> {
         let mut file = file.to_vec();
         for nth in 0..MAX_INTERPRETERS {

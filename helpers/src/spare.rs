@@ -1,14 +1,18 @@
-//! Inits that were forked ahead of demand, so that a start in a sandbox finds done what takes time and does not depend on what is
-//! started. Without a sandbox there is nothing to gain: to hand an order over takes as long as to fork for it.
+//! Inits that are forked ahead of demand. They have already done the slow part of a start in a sandbox that does not depend on the
+//! order. A start without a sandbox has no such part: passing its order to a waiting process takes as long as a fork.
 //!
-//! A spare is the first process of new user, pid, ipc and network namespaces. It holds nothing of the spawner's but one socket,
-//! on which it waits for one order; then it takes a copy of the machine's mounts, as they are at that time, and is the init of
-//! what is ordered, as if it had been forked for it. None serves twice: whoever came second would find what the first left.
+//! A spare is the first process of new user, pid, ipc, network and mount namespaces. On a server of root it has also become a
+//! separate user. It keeps only one descriptor of the spawner, a socket on which it waits for one order. Then it is the init of the
+//! ordered sandbox, as if it had been forked for that order. A spare is used once: a second sandbox would find what the first one
+//! left. Its mounts are nevertheless those of the machine at the time of the start: after a change of the mounts the spawner uses
+//! no spare that was made before.
 
 use crate::closing;
 use crate::frames::ReceiveError;
 use crate::launch::Order;
+use crate::uids::Lease;
 use portcullis_protocol::helper::{HEADER, StepFailed, decode, encode};
+use portcullis_sandbox::mounts::MountChanges;
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
@@ -18,67 +22,103 @@ use rustix::process::Pid;
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
-/// So many wait at most: one is taken while the next is made. More would serve bursts only, whose cost they move and do not lessen.
+/// The maximum number of spares: one is taken while the next is made. More would help only with bursts of starts, and would not
+/// reduce their total cost.
 const MOST: usize = 2;
 
-/// After so long without a sandbox they end: a spare costs some hundred kilobytes.
+/// The time without a start in a sandbox after which spares end: a spare costs some hundred kilobytes.
 const IDLE: Duration = Duration::from_mins(1);
 
-/// Bytes of an order. A larger one goes to an init that is forked for it; a socket's buffer takes this whole.
+/// While one spare waits, the next is made only after the spawner has been idle for this time. So it does not compete with the
+/// start that took the last spare, nor with its program.
+const QUIET: Duration = Duration::from_millis(1);
+
+/// The maximum size of an order in bytes, which fits in a socket's buffer. For a larger order an init is forked.
 const MOST_BYTES: usize = 64 * 1024;
 
-/// Descriptors that an init is given: the result pipe, the tether, and the socket to the remover.
+/// The number of descriptors that each init gets: the result pipe, the tether, and the socket to the remover.
 const ENDS: usize = 3;
 
-/// Descriptors of an order: those, three standard ones, and the doors of some groups.
+/// The maximum number of descriptors of an order: those, three standard ones, and the doors of some cgroups.
 const MOST_DESCRIPTORS: usize = 16;
 
-/// Those that wait.
-#[derive(Debug, Default)]
+/// The spares that wait for an order.
+#[derive(Debug)]
 pub(crate) struct Spares {
     /// In the order in which they were made.
     ready: VecDeque<Spare>,
-    /// Until when they are wanted, if they are.
+    /// The time until which spares are kept; `None` if none are wanted.
     until: Option<Instant>,
-    /// Something was wrong with one.
+    /// A spare could not be made, ended unused, or had old mounts. No more are made before the next start.
     has_given_up: bool,
+    mounts: MountChanges,
 }
 
-/// One that waits, as the spawner holds it.
+/// A waiting spare, as the spawner holds it.
 #[derive(Debug)]
 pub(crate) struct Spare {
     pub(crate) pid: Pid,
-    /// Without it the spare ends.
+    /// The socket to the spare, which ends when it is closed.
     pub(crate) way: OwnedFd,
+    /// The machine's mounts when it was forked ([`Spares::mounts`]).
+    pub(crate) mounts: u64,
 }
 
 impl Spares {
-    /// One to be used now, if there is one; and more shall be there for the next.
+    /// Starts without spares.
+    pub(crate) fn new() -> Self {
+        Self { ready: VecDeque::new(), until: None, has_given_up: false, mounts: MountChanges::observe() }
+    }
+
+    /// Takes a spare for a start now, if there is one, and requests more for the following starts.
     pub(crate) fn take(&mut self, now: Instant) -> Option<Spare> {
         self.until = Some(now + IDLE);
         self.has_given_up = false;
+        let mounts = self.mounts.state();
+        // Spares whose mounts are not the machine's present ones end when their sockets are closed.
+        self.ready.retain(|spare| spare.mounts == mounts);
         self.ready.pop_front()
     }
 
-    /// Puts one there.
+    /// The state of the machine's mounts now, for a spare that is forked next.
+    pub(crate) fn mounts(&mut self) -> u64 {
+        self.mounts.state()
+    }
+
+    /// The descriptor that reports changes of the machine's mounts, while there are spares: a spare keeps an unmounted file system
+    /// in use.
+    pub(crate) fn of_mounts(&self) -> Option<BorrowedFd<'_>> {
+        self.mounts.descriptor().filter(|_| !self.ready.is_empty())
+    }
+
+    /// Drops all spares after a change of the machine's mounts. No more are made before the next start, so that frequent mounts on
+    /// a machine cost nothing.
+    pub(crate) fn hear_of_mounts(&mut self) {
+        self.mounts.note();
+        self.ready.clear();
+        self.give_up();
+    }
+
+    /// Adds a new spare.
     pub(crate) fn add(&mut self, spare: Spare) {
         self.ready.push_back(spare);
     }
 
-    /// Whether one should be made.
-    pub(crate) fn is_short(&self) -> bool {
-        self.until.is_some() && !self.has_given_up && self.ready.len() < MOST
+    /// The idle time of the spawner after which a spare is made; `None` if none is to be made.
+    pub(crate) fn patience(&self) -> Option<Duration> {
+        let is_short = self.until.is_some() && !self.has_given_up && self.ready.len() < MOST;
+        is_short.then_some(if self.ready.is_empty() { Duration::ZERO } else { QUIET })
     }
 
-    /// No more are made before the next start: one could not be made.
+    /// Makes no more spares before the next start.
     pub(crate) fn give_up(&mut self) {
         self.has_given_up = true;
     }
 
-    /// One has ended. If it had not been used, something is wrong, and no more are made before the next start.
+    /// Notes that a spare has ended. If it was not used, something is wrong, and no more are made before the next start.
     pub(crate) fn lose(&mut self, pid: Pid) {
         let before = self.ready.len();
         self.ready.retain(|spare| spare.pid != pid);
@@ -87,36 +127,43 @@ impl Spares {
         }
     }
 
-    /// When those that wait are not wanted any more.
+    /// Drops the newest spare.
+    pub(crate) fn give_way(&mut self) -> Option<Pid> {
+        self.ready.pop_back().map(|spare| spare.pid)
+    }
+
+    /// The time at which the waiting spares are no longer wanted.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.until.filter(|_| !self.ready.is_empty())
     }
 
-    /// Lets them go if they are not wanted any more.
+    /// Drops the spares if they are no longer wanted.
     pub(crate) fn let_go(&mut self, now: Instant) {
         if self.until.is_some_and(|until| until <= now) {
-            *self = Self::default();
+            self.ready.clear();
+            self.until = None;
+            self.has_given_up = false;
         }
     }
 }
 
-/// Both ends of the way to a spare: the spawner's and the spare's.
+/// Makes the socket to a spare: the spawner's end and the spare's.
 pub(crate) fn way() -> rustix::io::Result<(OwnedFd, OwnedFd)> {
-    // A message comes whole with its descriptors, or not at all.
+    // SOCK_SEQPACKET keeps each message whole, with its descriptors.
     socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
 }
 
-/// The bytes of an order; none if it is too large for a spare.
+/// The encoded order; `None` if it is too large for a spare.
 pub(crate) fn written(order: &Order) -> Option<Vec<u8>> {
     let bytes = encode(order, b"", 0).ok()?;
     let count = ENDS + order.descriptors.len() + order.limits.doors.len();
     (bytes.len() <= MOST_BYTES && count <= MOST_DESCRIPTORS).then_some(bytes)
 }
 
-/// What a keeper is given with its order.
+/// The descriptors that a keeper gets with its order.
 #[derive(Debug)]
 pub(crate) struct Ends {
-    /// Where a launcher reports.
+    /// The pipe to which a launcher writes its report.
     pub(crate) result: OwnedFd,
     pub(crate) tether: OwnedFd,
     /// An init's socket to the remover of mount points.
@@ -124,7 +171,7 @@ pub(crate) struct Ends {
 }
 
 impl Spare {
-    /// Hands over what was [`written`] of `order`, with its descriptors. One that does not take it is dropped by the caller.
+    /// Sends `bytes`, the [`written`] form of `order`, with the descriptors. If the spare does not take them, the caller drops it.
     pub(crate) fn hand(&self, bytes: &[u8], order: &Order, ends: &Ends) -> Result<(), Errno> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
         let mut control = SendAncillaryBuffer::new(&mut space);
@@ -138,18 +185,20 @@ impl Spare {
     }
 }
 
-/// Lets go of everything of the spawner's but the way to it.
-pub(crate) fn leave_spawner(way: &OwnedFd) -> Result<(), StepFailed> {
-    closing::close_all_but(&[way.as_raw_fd()])
+/// Closes all descriptors of the spawner except the socket to it and the user namespace that this process needs to become another
+/// user.
+pub(crate) fn leave_spawner(way: &OwnedFd, lease: Option<&Lease>) -> Result<(), StepFailed> {
+    let kept: Vec<RawFd> = [way].into_iter().chain(lease.map(|lease| &lease.map)).map(AsRawFd::as_raw_fd).collect();
+    closing::close_all_but(&kept)
 }
 
-/// No order is taken any more but one that is there already.
+/// Refuses all orders except one that has already arrived.
 pub(crate) fn refuse(way: &OwnedFd) {
-    // Whoever sends one is told (EPIPE). Of a socket of this process's own this cannot fail.
+    // A later sender gets EPIPE. On a socket that this process holds, shutdown cannot fail.
     let _refused = shutdown(way, Shutdown::Read);
 }
 
-/// Waits for the one order. None if there will be none.
+/// Waits for the order. `None` if the spawner closed the socket.
 pub(crate) fn wait(way: &OwnedFd) -> Result<Option<(Order, Ends)>, ReceiveError> {
     let mut bytes = vec![0; MOST_BYTES];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
@@ -187,42 +236,42 @@ mod tests {
     use super::*;
 
     fn spare(pid: i32) -> Spare {
-        Spare { pid: Pid::from_raw(pid).unwrap(), way: way().unwrap().0 }
+        Spare { pid: Pid::from_raw(pid).unwrap(), way: way().unwrap().0, mounts: 0 }
     }
 
     #[test]
     fn they_are_made_once_they_are_wanted_and_go_when_they_are_not() {
-        let (mut spares, now) = (Spares::default(), Instant::now());
-        assert!(!spares.is_short() && spares.deadline().is_none(), "nobody wants any");
+        let (mut spares, now) = (Spares::new(), Instant::now());
+        assert!(spares.patience().is_none() && spares.deadline().is_none(), "none is wanted");
         assert!(spares.take(now).is_none());
-        for pid in 1..=2 {
-            assert!(spares.is_short());
+        for (pid, patience) in [(1, Duration::ZERO), (2, QUIET)] {
+            assert_eq!(spares.patience(), Some(patience));
             spares.add(spare(pid));
         }
-        assert!(!spares.is_short());
+        assert!(spares.patience().is_none());
         assert_eq!(spares.deadline(), Some(now + IDLE));
         spares.let_go(now + IDLE / 2);
-        assert!(spares.take(now + IDLE / 2).is_some() && spares.is_short(), "wanted, and one less");
+        assert!(spares.take(now + IDLE / 2).is_some() && spares.patience().is_some(), "wanted, and one less");
         assert_eq!(spares.deadline(), Some(now + IDLE / 2 + IDLE));
         spares.let_go(now + IDLE / 2 + IDLE);
-        assert!(!spares.is_short() && spares.deadline().is_none());
+        assert!(spares.patience().is_none() && spares.deadline().is_none());
         assert!(spares.take(now).is_none(), "all have gone");
     }
 
     #[test]
     fn one_that_ends_unused_is_not_replaced_before_the_next_start() {
-        let (mut spares, now) = (Spares::default(), Instant::now());
+        let (mut spares, now) = (Spares::new(), Instant::now());
         spares.take(now);
         spares.add(spare(1));
         spares.lose(Pid::from_raw(7).unwrap());
-        assert!(spares.is_short(), "another's end changes nothing");
+        assert!(spares.patience().is_some(), "another's end changes nothing");
         spares.add(spare(2));
         spares.lose(Pid::from_raw(1).unwrap());
-        assert!(!spares.is_short());
+        assert!(spares.patience().is_none());
         assert_eq!(spares.deadline(), Some(now + IDLE), "the other one goes all the same");
-        assert!(spares.take(now).is_some() && spares.is_short());
+        assert!(spares.take(now).is_some() && spares.patience().is_some());
         spares.give_up();
-        assert!(!spares.is_short());
+        assert!(spares.patience().is_none());
     }
 
     #[test]
@@ -238,6 +287,7 @@ mod tests {
             command: portcullis_protocol::path::Bytes(vec![7; command]),
             own_view: true,
             own_network: true,
+            own_uid: true,
             records: None,
             limits: std::mem::take(&mut limits),
             descriptors: vec![pipe().1, pipe().1, pipe().1],
@@ -246,7 +296,7 @@ mod tests {
         assert!(written(&too_large).is_none());
         let ((result, pen), (tether, other), (line, third)) = (pipe(), pipe(), pipe());
         let bytes = written(&order).unwrap();
-        Spare { pid: rustix::process::getpid(), way: ours }
+        Spare { pid: rustix::process::getpid(), way: ours, mounts: 0 }
             .hand(&bytes, &order, &Ends { result: pen, tether: other, line: Some(third) })
             .unwrap();
         drop(order);
@@ -260,7 +310,7 @@ mod tests {
             rustix::io::read(&end, &mut byte[..]).unwrap();
             assert_eq!(&byte, expect);
         }
-        // The spawner's end went with the `Spare`: there will be no order.
+        // The spawner's end was closed with the `Spare`, so no order follows.
         assert!(wait(&theirs).unwrap().is_none());
     }
 }

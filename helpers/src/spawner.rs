@@ -1,12 +1,14 @@
 //! The spawner: one single-threaded process, parent and subreaper of everything that is started.
 //!
-//! It is the one parent because a parent-death signal fires when the *thread* that forked ends, and because only the parent
-//! learns how a child ended. It never waits for one child, for the gateway, or for a launcher: everything that can take
-//! time is a descriptor in one poll.
+//! There is only one parent, because a parent-death signal is sent when the *thread* that forked ends, and because only the parent
+//! gets the exit status of a child. It never waits for one child, for the gateway, or for a launcher: everything that can take time
+//! is a descriptor in one poll.
 
 mod end;
+mod events;
 mod removing;
 mod start;
+mod users;
 
 use crate::cgroup::Groups;
 use crate::children::{Children, Name, describe};
@@ -20,28 +22,31 @@ use crate::spare::Spares;
 use crate::sys;
 use crate::tether::Tether;
 use crate::tree;
+use crate::uids::Uids;
 use portcullis_protocol::helper::{BUILD, ExitStatus, Frame, NamespaceLayer, SpawnerEvent, SpawnerRequest, Step, decode, encode};
 use portcullis_protocol::path::Bytes;
 use portcullis_sandbox::mounts::{self, RecordsAt};
 use removing::Removing;
-use rustix::event::epoll::{self, Event, EventData, EventFlags};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::process::{Pid, getpid};
 use std::collections::{HashMap, VecDeque};
 use std::ffi::{CString, OsStr};
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-/// Bytes of events that the gateway has not read. One that lets so many pile up does not read at all: it is dead.
+/// The maximum size of unsent events in bytes. A gateway that lets more accumulate does not read at all and is treated as dead.
 const MOST_UNREAD: usize = 16 << 20;
 
-/// Launchers between fork and execve. Each takes milliseconds; more than this at once is a defect, not a load.
+/// The maximum number of launchers between fork and execve. Each takes milliseconds, so a larger number at once is a defect, not a
+/// load.
 const MOST_LAUNCHES: usize = 4096;
+
+/// The number of requests that are carried out before other events are checked again.
+const MOST_REQUESTS: usize = 16;
 
 /// Runs until the gateway closes its end.
 pub(crate) fn run(socket: OwnedFd) -> ExitCode {
@@ -55,7 +60,7 @@ pub(crate) fn run(socket: OwnedFd) -> ExitCode {
     if let Err(End::Failed(reason)) = spawner.serve() {
         complain(format_args!("{reason}; ending everything that was started"));
     }
-    // It ends by itself, once everybody else is dead and nothing is left.
+    // The remover exits by itself, once all other processes are dead and nothing is left to remove.
     let remover = spawner.removing.close();
     let mut is_clean = true;
     let ended = |pid, status| is_clean &= Some(pid) != remover || status == ExitStatus::Code(0);
@@ -71,7 +76,7 @@ pub(crate) fn run(socket: OwnedFd) -> ExitCode {
 enum End {
     /// The gateway closed its end.
     Closed,
-    /// Something that it cannot go on without.
+    /// Something failed without which the spawner cannot continue.
     Failed(String),
 }
 
@@ -80,37 +85,40 @@ struct Spawner {
     socket: OwnedFd,
     inlet: Inlet,
     unsent: VecDeque<u8>,
-    /// The build was compared.
+    /// The gateway's build was compared and is the same.
     greeted: bool,
     signals: OwnedFd,
     children: Children,
     launches: Vec<Launch>,
-    /// By the process id of the keeper.
+    /// The tethers, by the process id of the keeper.
     tethers: HashMap<Pid, Tether>,
-    /// Inits that wait for an order.
+    /// Inits that were forked ahead and wait for an order.
     spares: Spares,
-    /// An epoll of tethers, with the process id as the data: thousands may be silent for days, and a poll would look at each.
+    /// The user ids of sandboxes of a root server.
+    uids: Uids,
+    /// An epoll of tethers, with the process id as the data: thousands may be silent for days, and each poll(2) would check all of
+    /// them.
     said: OwnedFd,
-    /// Of mount points.
+    /// The remover of mount points.
     removing: Removing,
     me: Pid,
     /// Tried at the start.
     namespaces: NamespaceLayer,
-    /// Found with the first word of the gateway, which says what sessions may use.
+    /// Found when the gateway's `Hello` arrives, which says what sessions may use.
     groups: Option<Groups>,
-    /// `argv[0]` of the workers: what this process was called.
+    /// `argv[0]` of the workers: the name of this process.
     program: CString,
 }
 
 impl Spawner {
     fn new(socket: OwnedFd) -> std::io::Result<Self> {
-        // Terminal signals are for the gateway, which then closes the socket.
+        // Only the gateway handles terminal signals. It then closes the socket.
         sys::ignore_group_signals();
-        // The starter may have made this process a group leader; then it is out of the terminal's reach already.
+        // This fails if the starter made this process a group leader. Then terminal signals do not reach it anyway.
         let _leader = rustix::process::setsid();
-        // What loses its parent becomes our child, daemons included.
+        // Processes that lose their parent become our children, daemons included.
         rustix::process::set_child_subreaper(Some(getpid()))?;
-        // Requests hold environments of clients; no process of the same user may look.
+        // Requests contain environments of clients, which no process of the same user may read.
         rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)?;
         let socket = clear_standard(socket)?;
         let signals = sys::child_events()?;
@@ -124,7 +132,8 @@ impl Spawner {
             children: Children::default(),
             launches: Vec::new(),
             tethers: HashMap::new(),
-            spares: Spares::default(),
+            spares: Spares::new(),
+            uids: Uids::default(),
             said: epoll::create(epoll::CreateFlags::CLOEXEC)?,
             removing: Removing::default(),
             me: getpid(),
@@ -136,10 +145,17 @@ impl Spawner {
 
     fn serve(&mut self) -> Result<(), End> {
         loop {
-            let is_short = self.spares.is_short();
-            let Some(ready) = self.wait(is_short)? else {
-                // Nobody waits for anything, so there is time for it.
-                if is_short {
+            let is_behind = self.inlet.has_frame();
+            // Making a spare would compete with a running start for mount locks and a processor.
+            let for_spare = self.spares.patience().filter(|_| self.launches.is_empty());
+            let Some(ready) = self.wait(if is_behind { Some(Duration::ZERO) } else { for_spare })? else {
+                if is_behind {
+                    self.receive()?;
+                    self.flush()?;
+                    continue;
+                }
+                // The spawner is idle.
+                if for_spare.is_some() {
                     self.make_spare()
                 } else {
                     self.spares.let_go(Instant::now())
@@ -151,6 +167,9 @@ impl Spawner {
                     launch.read();
                 }
             }
+            if ready.mounts {
+                self.spares.hear_of_mounts();
+            }
             self.conclude_launches();
             for pid in ready.said {
                 self.listen(pid);
@@ -161,74 +180,16 @@ impl Spawner {
             if ready.signals {
                 self.reap()?;
             }
-            if ready.socket {
+            if ready.socket || is_behind {
                 self.receive()?;
             }
             self.flush()?;
         }
     }
 
-    /// Waits for something to happen, unless there is something else to do. None if nothing has.
-    fn wait(&self, is_busy: bool) -> Result<Option<Ready>, End> {
-        let mut interest = PollFlags::IN;
-        interest.set(PollFlags::OUT, !self.unsent.is_empty());
-        let read = PollFlags::IN;
-        // Without a remover a descriptor stands in for it of which nothing is asked.
-        let (remover, of_remover) = self.removing.socket().map_or((&self.said, PollFlags::empty()), |remover| (remover, read));
-        let mut polled = vec![
-            PollFd::new(&self.socket, interest),
-            PollFd::new(&self.signals, read),
-            PollFd::new(&self.said, read),
-            PollFd::new(remover, of_remover),
-        ];
-        polled.extend(self.launches.iter().map(|launch| {
-            // Once the end was seen, the pipe would be ready for ever; the launcher's exit is what is waited for then.
-            PollFd::new(&launch.pipe, if launch.ended { PollFlags::empty() } else { read })
-        }));
-        loop {
-            let until = if is_busy {
-                Some(Duration::ZERO)
-            } else {
-                self.spares.deadline().map(|at| at.saturating_duration_since(Instant::now()))
-            };
-            match poll(&mut polled, until.and_then(|until| Timespec::try_from(until).ok()).as_ref()) {
-                Ok(0) => return Ok(None),
-                Ok(_) => break,
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(End::Failed(format!("wait for requests: {errno}"))),
-            }
-        }
-        let ready: Vec<bool> = polled.iter().map(|polled| !polled.revents().is_empty()).collect();
-        let said = if ready[2] { self.spoken()? } else { Vec::new() };
-        Ok(Some(Ready { socket: ready[0], signals: ready[1], remover: ready[3], launches: ready[4..].to_vec(), said }))
-    }
-
-    /// Keepers that have said something or have closed their ends.
-    fn spoken(&self) -> Result<Vec<Pid>, End> {
-        let mut space = [MaybeUninit::<Event>::uninit(); 64];
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let spoken = match epoll::wait(&self.said, &mut space, Some(&now)) {
-            Ok((spoken, _rest)) => spoken,
-            // The next look finds them.
-            Err(Errno::INTR) => return Ok(Vec::new()),
-            Err(errno) => return Err(End::Failed(format!("wait for keepers: {errno}"))),
-        };
-        let pid = |event: &Event| Pid::from_raw(i32::try_from(event.data.u64()).ok()?);
-        Ok(spoken.iter().filter_map(pid).collect())
-    }
-
-    /// Waits for a keeper from here on. One that cannot be heard is ended, and its end is told as any other.
-    fn hear(&self, pid: Pid, tether: &Tether) {
-        if let Some(socket) = tether.socket()
-            && let Err(errno) = epoll::modify(&self.said, socket, data_of(pid), EventFlags::IN)
-        {
-            complain(format_args!("wait for a keeper: {errno}; it is ended"));
-            tether.end(pid);
-        }
-    }
-
     fn receive(&mut self) -> Result<(), End> {
-        loop {
+        // The remaining requests are read in the next round: launches, keepers and ends must not wait for a queue of requests.
+        for _request in 0..MOST_REQUESTS {
             match self.inlet.next(self.socket.as_fd(), Wait::No) {
                 Ok(Received::Frame(frame, descriptors)) => self.carry_out(&frame, descriptors)?,
                 Ok(Received::Later) => return Ok(()),
@@ -238,6 +199,7 @@ impl Spawner {
                 }
             }
         }
+        Ok(())
     }
 
     fn carry_out(&mut self, frame: &Frame, descriptors: Vec<OwnedFd>) -> Result<(), End> {
@@ -251,8 +213,9 @@ impl Spawner {
             return Err(End::Failed("the gateway is of another build".to_owned()));
         }
         match request {
-            SpawnerRequest::Hello { session_limits, bounds, records, .. } => {
+            SpawnerRequest::Hello { session_limits, bounds, records, uids, .. } => {
                 self.find_records(records);
+                self.find_uids(uids);
                 let groups = self.groups.get_or_insert_with(|| Groups::find(session_limits, bounds));
                 let cgroups = groups.layer();
                 self.tell(&SpawnerEvent::Ready { namespaces: self.namespaces.clone(), cgroups });
@@ -265,6 +228,7 @@ impl Spawner {
                 policy,
                 own_view,
                 own_network,
+                own_uid,
                 allow_unprotected,
                 limits: asked,
                 command,
@@ -277,6 +241,7 @@ impl Spawner {
                     policy,
                     own_view,
                     own_network,
+                    own_uid,
                     allow_unprotected,
                     limits,
                     command,
@@ -287,14 +252,14 @@ impl Spawner {
             }
             SpawnerRequest::Signal { id, signal } => self.signal(id, signal),
             SpawnerRequest::EndSession { session } => {
-                // None is reaped while it has its tether, so the numbers are their own.
+                // A keeper is not reaped while its tether is listed, so the pids cannot have been reused.
                 let tethers = self.tethers.iter().filter(|(_, tether)| tether.session == session);
                 tethers.for_each(|(pid, tether)| tether.end(*pid));
                 self.groups.iter_mut().for_each(|groups| groups.end_session(&session));
             }
             SpawnerRequest::KillWorker { id } => {
                 if let Some(pid) = self.children.pid(Name::Worker(id)) {
-                    // It cannot be gone: only `bury` removes it, and it was not buried.
+                    // The pid cannot have been reused: only `bury` reaps a worker, and removes it from the list.
                     let _ignored = sys::kill(pid, libc::SIGKILL, false);
                 }
             }
@@ -302,7 +267,7 @@ impl Spawner {
         Ok(())
     }
 
-    /// Before the first sandbox, so that what was left by servers that are gone is removed.
+    /// Forks the remover before the first sandbox, so that mount points left by servers that are gone are removed.
     fn find_records(&mut self, directory: Option<Bytes>) {
         if matches!(self.namespaces, NamespaceLayer::Available { .. }) && self.groups.is_none() {
             let records = directory.map(|Bytes(path)| RecordsAt::new(Path::new(OsStr::from_bytes(&path))));
@@ -313,22 +278,22 @@ impl Spawner {
         }
     }
 
-    /// Takes what a keeper says, and passes on how its program ended.
+    /// Receives the messages of a keeper, and reports how its program ended.
     fn listen(&mut self, pid: Pid) {
         let Some(tether) = self.tethers.get_mut(&pid) else { return };
         tether.read();
         if tether.socket().is_none() {
-            // It would be ready for ever. It is out already if it closed before.
+            // The socket would stay readable forever. If it closed before, it is already removed.
             let _out_already = epoll::delete(&self.said, &*tether);
         }
         let Some(end) = self.tethers.get_mut(&pid).and_then(Tether::take_end) else { return };
-        // Started comes before Exited, however quick the program was.
+        // `Started` is sent before `Exited` even if the program ended at once.
         if let Some(at) = self.launches.iter().position(|launch| launch.pid == pid) {
             let mut launch = self.launches.swap_remove(at);
             launch.read();
             self.conclude(launch, Some(end.status), end.failure.clone());
         }
-        // Nobody hears of what never ran.
+        // The end of a program that never ran is not reported.
         if let Some(Name::Process(id)) = self.children.name(pid) {
             self.tell_end(id, end);
         }
@@ -344,11 +309,11 @@ impl Spawner {
         }
     }
 
-    /// Tells of launches that reached `execve` or failed on the way there.
+    /// Reports launches that reached `execve` or failed before it.
     fn conclude_launches(&mut self) {
         let mut at = 0;
         while let Some(launch) = self.launches.get(at) {
-            // Without either report the launcher died; how, its exit will tell.
+            // Without either report the launcher died, and its exit status follows.
             if launch.ended && (launch.enforced.is_some() || launch.failure.is_some()) {
                 let launch = self.launches.swap_remove(at);
                 self.conclude(launch, None, None);
@@ -358,9 +323,10 @@ impl Spawner {
         }
     }
 
-    /// Tells how a launch came out. Without a word of the launcher, `failure` is why its keeper ended it.
+    /// Reports the result of a launch. If the launcher sent no report, `failure` is the reason why its keeper ended it.
     fn conclude(&mut self, launch: Launch, status: Option<ExitStatus>, failure: Option<String>) {
         let id = launch.id;
+        self.uids.tell_shared(launch.shared_uid);
         let (event, started) = match (launch.failure, launch.enforced) {
             (None, Some(enforced)) => {
                 let (limits, tree) = (launch.limits, launch.tree);
@@ -368,7 +334,7 @@ impl Spawner {
             }
             (Some(failure), _) => (SpawnerEvent::StartFailed { id, failure }, false),
             (None, None) => {
-                let how = status.map_or_else(|| "nothing known of it".to_owned(), describe);
+                let how = status.map_or_else(|| "exit status unknown".to_owned(), describe);
                 let failure = match failure {
                     Some(failure) => failed(Step::Enforce, &format!("start: {failure}; start again"), None),
                     None => failed(Step::Machine, &format!("start: the launcher ended early ({how})"), Some(Errno::CHILD)),
@@ -378,7 +344,7 @@ impl Spawner {
         };
         self.tell(&event);
         if !started {
-            // What remains of it is a launcher about to exit; nobody shall hear of that.
+            // Only a launcher that is about to exit remains; its end is not reported.
             self.children.remove(launch.pid);
         }
     }
@@ -386,7 +352,7 @@ impl Spawner {
     fn tell(&mut self, event: &SpawnerEvent) {
         match encode(event, b"", 0) {
             Ok(bytes) => self.unsent.extend(bytes),
-            // Events are small; only a text that grew beyond all measure could do this.
+            // Events are small; only an extremely large text could cause this.
             Err(error) => complain(format_args!("tell the gateway: {error}")),
         }
     }
@@ -405,18 +371,4 @@ impl Spawner {
         }
         Ok(())
     }
-}
-
-/// What `said` tells of who spoke.
-fn data_of(pid: Pid) -> EventData {
-    EventData::new_u64(u64::from(pid.as_raw_nonzero().get().unsigned_abs()))
-}
-
-/// What a poll found.
-struct Ready {
-    socket: bool,
-    signals: bool,
-    remover: bool,
-    launches: Vec<bool>,
-    said: Vec<Pid>,
 }

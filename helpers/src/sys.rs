@@ -7,7 +7,7 @@ use rustix::process::Pid;
 use std::ffi::{CStr, CString, c_int};
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 
 /// Which side of a fork this is.
@@ -64,8 +64,7 @@ pub(crate) fn execve(program: &CStr, argv: &[CString], env: &[CString]) -> io::E
 
 /// Takes the descriptor with a number that the starter of this process promised, if it is open.
 pub(crate) fn take(number: RawFd) -> Option<OwnedFd> {
-    // SAFETY: F_GETFD takes no pointer; a number that is not open yields EBADF.
-    let open = unsafe { libc::fcntl(number, libc::F_GETFD) } >= 0;
+    let open = is_open(number);
     // SAFETY: the descriptor is open, as just asked, and nothing in this process owns it: dispatch runs first in main,
     // and takes each number once.
     open.then(|| unsafe { OwnedFd::from_raw_fd(number) })
@@ -76,6 +75,28 @@ pub(crate) fn place(from: RawFd, number: RawFd) -> io::Result<()> {
     // SAFETY: dup2(2) takes no pointer. The numbers that are overwritten belong to no value that is used or dropped
     // afterwards: this runs in forked children only, which forget what they own and end by execve or _exit.
     check(unsafe { libc::dup2(from, number) })
+}
+
+/// Whether a descriptor's number is open.
+pub(crate) fn is_open(number: RawFd) -> bool {
+    // SAFETY: F_GETFD takes no pointer and changes nothing; a closed number is an answer, EBADF.
+    unsafe { libc::fcntl(number, libc::F_GETFD) >= 0 }
+}
+
+/// Locks one byte of a file for who holds this descriptor or a copy of it (`F_OFD_SETLK` of fcntl_locking(2)). False if another
+/// description of the file has it locked.
+pub(crate) fn lock_byte(file: BorrowedFd<'_>, at: u32) -> io::Result<bool> {
+    // SAFETY: a struct flock is plain integers: zeros are valid, and the kernel wants a process id of zero.
+    let mut lock: libc::flock = unsafe { MaybeUninit::zeroed().assume_init() };
+    lock.l_type = libc::c_short::try_from(libc::F_WRLCK).unwrap_or(1);
+    // From the beginning of the file (SEEK_SET), which is zero.
+    (lock.l_start, lock.l_len) = (at.into(), 1);
+    // SAFETY: the request reads one struct flock, which lives for the call.
+    match check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) }) {
+        Ok(()) => Ok(true),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 /// Closes every descriptor from `first` to `last` (inclusive).
@@ -182,10 +203,10 @@ pub(crate) fn wait_for(pid: Pid) -> Option<i32> {
     }
 }
 
-/// Removes a zombie.
-pub(crate) fn reap(pid: Pid) {
+/// Removes a zombie. False if the child has not ended.
+pub(crate) fn reap(pid: Pid) -> bool {
     // An error would mean that there is no such zombie, and then there is nothing to remove.
-    let _gone = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::NOHANG);
+    !matches!(rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::NOHANG), Ok(None))
 }
 
 /// Sends a signal of any number to a process, or to a group if `group`.

@@ -136,7 +136,7 @@ impl Tether {
         self.ended.as_ref().and_then(|end| end.failure.clone())
     }
 
-    /// What the remover knows it by, and the remover's end of the socket between them.
+    /// The remover's token for it, and the remover's end of the socket between them.
     pub(crate) fn line(&self) -> Option<&(Token, OwnedFd)> {
         self.line.as_ref()
     }

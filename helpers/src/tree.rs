@@ -17,11 +17,11 @@ const MOST_DESCENDANTS: usize = 1 << 16;
 /// How long nobody may have ended until those who wait are told that somebody does not.
 const PATIENCE: Timespec = Timespec { tv_sec: 2, tv_nsec: 0 };
 
-/// Ends everything below this process. What loses its parent on the way becomes our child and is met in a later round, so
-/// the loop ends only when there is nothing left, or what is left cannot be killed by this user. `known` are children that are
-/// known of; only where the kernel does not list children they are all, and then daemons are out of reach. `ended` hears of each
-/// end before the number is given back. Who `is_spared` is waited for and not ended. `signals` tells of ends of children; `stuck` hears whenever nobody has ended for a while:
-/// what is left is of another user, or hangs in the kernel.
+/// Ends everything below this process. A process that loses its parent on the way becomes our child and is met in a later round.
+/// So the loop ends only when no process is left, or when this user cannot kill the rest. `known` are known children; where the
+/// kernel does not list children, the loop ends only these, and cannot reach daemons. `ended` is called for each end before the
+/// process id is released. A process that `is_spared` is waited for and not ended. `signals` reports ends of children. `stuck` is
+/// called each time no process has ended for a while: the rest belongs to another user, or hangs in the kernel.
 pub(crate) fn end_all(
     known: &HashSet<Pid>,
     signals: BorrowedFd<'_>,

@@ -1,9 +1,9 @@
 //! Walking a path of a client component by component, as a process that is confined: magic links are refused by name.
 //!
-//! A magic link is a link of procfs that the kernel follows to what a process has open, whatever its text says
+//! A magic link is a link of procfs that the kernel follows to an open file of a process, regardless of its text
 //! (path_resolution(7), openat2(2): `RESOLVE_NO_MAGICLINKS`). Neither chdir(2) nor execve(2) takes flags of resolution, and the
-//! tables forbid openat2(2) by the time a command is decoded. What closes the way is that nothing is open which such a link could
-//! lead to; the walk names the component in the error.
+//! tables forbid openat2(2) by the time a command is decoded. The protection is that no descriptor is open that such a link could
+//! lead to; the walk only names the component in the error.
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, fstatfs, openat, readlinkat, statat};
 use rustix::io::Errno;
@@ -69,7 +69,7 @@ fn at(directory: Option<&OwnedFd>) -> BorrowedFd<'_> {
     directory.map_or(CWD, AsFd::as_fd)
 }
 
-/// Follows a path from the working directory, or from the root, to what it names.
+/// Follows a path from the working directory, or from the root, to the file that it names.
 pub(crate) fn walk(path: &[u8]) -> Result<Reached, Stop> {
     match path {
         [] => return Err(Errno::NOENT.into()),
@@ -134,17 +134,17 @@ impl Way {
     }
 }
 
-/// A place without rights to its content; a link itself, not what it leads to.
+/// Opens a path without rights to its content; a link itself, not its target.
 const PLACE: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 /// The text of a link; none if it is something else.
 fn text_of(place: &OwnedFd, name: &[u8], directory: &std::path::Path) -> Result<Option<Vec<u8>>, Stop> {
     let text = match readlinkat(place, c"", Vec::new()) {
-        // What is no link: ENOENT with an empty path, EINVAL with a name (readlink(2)).
+        // If it is not a link: ENOENT with an empty path, EINVAL with a name (readlink(2)).
         Err(Errno::NOENT | Errno::INVAL) => return Ok(None),
         other => other.map(|text| text.into_bytes()),
     };
-    // Only procfs has links with a leap of their own. Only they ask who reads them, so that a text may be refused.
+    // Only procfs has magic links. Only they check their reader, so that reading the text may be refused.
     if is_of_procfs(place)? && !text.as_ref().is_ok_and(|text| is_plain(name, text)) {
         return Err(Stop::Magic(directory.join(OsStr::from_bytes(name))));
     }

@@ -1,9 +1,9 @@
 //! The warden: the process that the gateway starts, and the parent of the spawner.
 //!
-//! A spawner that is killed, by the OOM killer for example, leaves processes without a parent. They come to the warden, the subreaper
-//! above it, which ends them and then itself. So everything that was started stays below one process until the last of it has
-//! ended, and the gateway knows two things by that process alone: whose descendant a process is, and when nothing is left. The
-//! warden reads no request and holds no socket.
+//! A spawner that is killed, by the OOM killer for example, leaves processes without a parent. They become children of the warden,
+//! the subreaper above the spawner, which ends them and then exits. So all started processes are descendants of one process until
+//! the last of them has ended. From that process alone the gateway can see which processes are descendants, and when all of them
+//! have ended. The warden reads no requests and holds no socket.
 
 use crate::cgroup::remove_of;
 use crate::dispatch::{clear_standard, complain};
@@ -19,17 +19,17 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-/// How long keepers and inits may take to end what they keep, once the spawner has ended. Their tethers tell them; then they are
-/// killed, and the remover has the same time again.
+/// The time in which keepers and inits must end their processes, after the spawner has ended and their tethers have closed. Then
+/// they are killed, and the remover gets the same time again.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// What is added to the `oom_score_adj` of everything that is started: half of the machine's memory on top of what it has.
+/// The amount added to the `oom_score_adj` of everything that is started. It weighs as much as half of the machine's memory.
 const GO_FIRST: i32 = 500;
 
-/// What a shell adds to a signal's number.
+/// The offset that a shell adds to the number of a signal.
 const BY_SIGNAL: i32 = 128;
 
-/// Starts the spawner on the gateway's socket, and waits until it and everything that it left have ended.
+/// Starts the spawner on the gateway's socket, and waits until the spawner and all its descendants have ended.
 pub(crate) fn run(socket: OwnedFd) -> ExitCode {
     let signals = match set_up() {
         Ok(signals) => signals,
@@ -43,7 +43,8 @@ pub(crate) fn run(socket: OwnedFd) -> ExitCode {
         Ok(Fork::Child) => {
             drop(signals);
             go_first();
-            // Without it descendants would no longer be known as such. It has one thread, so this fires at its end only.
+            // Without the warden, descendants could no longer be recognised. The warden has one thread, so the signal is sent only
+            // when the warden ends.
             let tied = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
             if tied.is_err() || rustix::process::getppid() != Some(me) {
                 complain("tie the spawner to its warden: the warden is gone");
@@ -52,13 +53,13 @@ pub(crate) fn run(socket: OwnedFd) -> ExitCode {
             spawner::run(socket)
         }
         Ok(Fork::Parent(spawner)) => {
-            // It holds nothing of a client's; but who traces it would be above everything.
+            // The warden holds no data of clients, but a process that traces it would control all its descendants.
             let _hidden = set_dumpable_behavior(DumpableBehavior::NotDumpable);
-            // The gateway sees the end of the spawner by the end of this socket.
+            // The gateway detects the end of the spawner by the end of this socket, so the warden must not hold it.
             match clear_standard(socket) {
                 Ok(socket) => drop(socket),
                 Err(errno) => {
-                    complain(format_args!("let go of the spawner's socket: {errno}"));
+                    complain(format_args!("close the spawner's socket: {errno}"));
                     return ExitCode::FAILURE;
                 }
             }
@@ -71,9 +72,9 @@ pub(crate) fn run(socket: OwnedFd) -> ExitCode {
     }
 }
 
-/// Has the OOM killer take what is started before the server and other programs: the spawner, its workers, and by inheritance whatever
-/// it starts. Among those the kernel takes who has the most memory, so hardly a helper. Before this process hides its memory, after
-/// which an ordinary user may not write there (proc(5)).
+/// Makes the OOM killer prefer started processes to the server and other programs: the spawner, its workers, and by inheritance
+/// each process that it starts. Among them the kernel kills the one that uses the most memory, which is rarely a helper. Called
+/// before this process hides its memory, after which an ordinary user may not write this file (proc(5)).
 fn go_first() {
     const FILE: &str = "/proc/self/oom_score_adj";
     let raised = std::fs::read_to_string(FILE).and_then(|text| {
@@ -81,23 +82,23 @@ fn go_first() {
         std::fs::write(FILE, own.saturating_add(GO_FIRST).min(1000).to_string())
     });
     if let Err(error) = raised {
-        complain(format_args!("have the OOM killer take programs before the server: write {FILE}: {error}"));
+        complain(format_args!("raise the OOM score of started programs: write {FILE}: {error}"));
     }
 }
 
 fn set_up() -> std::io::Result<OwnedFd> {
-    // Terminal signals are for the gateway, whose socket tells the spawner.
+    // Only the gateway handles terminal signals. It then closes its socket to the spawner.
     sys::ignore_group_signals();
     let _leader = rustix::process::setsid();
     set_child_subreaper(Some(getpid()))?;
     sys::child_events()
 }
 
-/// Waits for the spawner's end, and then for everybody's.
+/// Waits for the end of the spawner, and then of all its descendants.
 fn watch(spawner: Pid, signals: &OwnedFd) -> ExitCode {
     let mut ended: Option<(ExitStatus, Instant)> = None;
     loop {
-        // Before the look, so that an end behind it is heard of.
+        // Drained before the children are checked, so that a later end wakes the poll.
         let _drained = rustix::io::read(signals, &mut [0_u8; 1024][..]);
         loop {
             match sys::ended_child() {
@@ -133,7 +134,7 @@ fn watch(spawner: Pid, signals: &OwnedFd) -> ExitCode {
     }
 }
 
-/// Whether a process is called like the remover. A program that takes the name lives a second longer.
+/// Whether a process has the name of the remover. A program that takes this name lives a second longer.
 fn is_remover(pid: Pid) -> bool {
     let name = std::fs::read(format!("/proc/{}/comm", pid.as_raw_nonzero())).unwrap_or_default();
     name.strip_suffix(b"\n") == Some(remover::NAME.to_bytes())

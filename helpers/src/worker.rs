@@ -5,15 +5,16 @@ use crate::cover::Covers;
 use crate::dispatch::{clear_standard, complain};
 use crate::frames::{Inlet, Received, Wait, send_all};
 use crate::fs::{View, carry_out, serve};
+use crate::init::look;
 use crate::launch::{self, failed};
 use portcullis_protocol::helper::{BUILD, Enforced, Step, StepFailed, WorkerAnswer, WorkerSetup, decode, encode};
 use portcullis_protocol::path::Bytes;
-use portcullis_sandbox::compiled::Verdict;
+use portcullis_sandbox::compiled::{Compiled, Verdict};
 use portcullis_sandbox::enforce::{self, EnforceError};
-use portcullis_sandbox::mounts::{FileView, Ground};
+use portcullis_sandbox::mounts::{FileView, Found, Ground};
 use portcullis_sandbox::policy::Policy;
 use portcullis_sandbox::roots::Roots;
-use portcullis_sandbox::{casefold, namespaces};
+use portcullis_sandbox::{casefold, namespaces, survey};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -54,7 +55,7 @@ pub(crate) fn run(requests: OwnedFd, control: OwnedFd) -> ExitCode {
 }
 
 /// Reads who this worker shall be, and becomes it; none if the gateway ends without saying. No request is read, no glob expanded and no file opened but the roots of
-/// the policy (`O_PATH`) before the kernel enforces it.
+/// the policy (`O_PATH`) before the kernel enforces it; a `.git` file is read by a confined child.
 fn confine(control: &OwnedFd) -> Result<Option<(View, Enforced, u16)>, StepFailed> {
     let Some(setup) = receive(control)? else { return Ok(None) };
     // Requests hold files of clients; no process of the same user may look.
@@ -66,32 +67,39 @@ fn confine(control: &OwnedFd) -> Result<Option<(View, Enforced, u16)>, StepFaile
         return Ok(Some((View::unconfined(), Enforced::default(), setup.concurrency)));
     };
     let policy = Policy::decode(&policy).map_err(|error| wrong(&format!("decode the policy: {error}")))?;
-    let (roots, enforced, covers) = if setup.own_view {
-        let (roots, view) = make_view(&policy)?;
+    let (roots, found, enforced, covers) = if setup.own_view {
+        let (roots, found, view) = make_view(&policy)?;
         let covers = Covers::watch_ways(&view.covered, &view.awaited);
         let enforced = enforce::worker_in_view(&policy, &roots, &view, setup.own_user)?;
-        (roots, enforced, covers)
+        (roots, found, enforced, covers)
     } else {
         enforce::surrender(&policy)?;
         let roots = open_roots(&policy)?;
+        let found = hidden_pointers(&launch::tables(&policy, &roots)?, &roots)?;
         let enforced = enforce::worker(&policy, &roots)?;
-        (roots, enforced, Covers::default())
+        (roots, found, enforced, Covers::default())
     };
-    let view =
-        View::confined(&policy, roots).map_err(|error| failed(Step::Enforce, &format!("compile the policy: {error}"), None))?;
+    let view = View::confined(&policy, roots, &found)
+        .map_err(|error| failed(Step::Enforce, &format!("compile the policy: {error}"), None))?;
     Ok(Some((view.held_by(covers), enforced, setup.concurrency)))
 }
 
 /// Makes the view of a policy in mounts of this process's own, as the machine's are now, and opens the roots in it.
-fn make_view(policy: &Policy) -> Result<(Roots, FileView), StepFailed> {
+fn make_view(policy: &Policy) -> Result<(Roots, Vec<Found>, FileView), StepFailed> {
     namespaces::own_mounts()?;
     enforce::keep_mounting()?;
     let ground = Ground::lay().map_err(EnforceError::from)?;
     let mut roots = open_roots(policy)?;
     let tables = launch::tables(policy, &roots)?;
+    let found = hidden_pointers(&tables, &roots)?;
     let view = ground.cover(&tables, &roots).map_err(EnforceError::from)?;
     roots.open_anew(|path| tables.verdict(path) == Verdict::Denied)?;
-    Ok((roots, view))
+    Ok((roots, found, view))
+}
+
+/// Where the operator's `.git` leads through places that this worker will not see. A confined child looks, since it reads contents.
+fn hidden_pointers(tables: &Compiled, roots: &Roots) -> Result<Vec<Found>, StepFailed> {
+    if survey::are_there(tables, roots) { look(|| survey::hidden_pointers(tables, roots)) } else { Ok(Vec::new()) }
 }
 
 fn open_roots(policy: &Policy) -> Result<Roots, StepFailed> {

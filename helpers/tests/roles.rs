@@ -10,8 +10,11 @@
 )]
 
 mod roles {
+    pub(crate) mod automounter;
     pub(crate) mod first;
     pub(crate) mod gateway;
+    pub(crate) mod hidden;
+    pub(crate) mod nested;
     pub(crate) mod open;
     pub(crate) mod points;
     pub(crate) mod races;
@@ -19,6 +22,7 @@ mod roles {
     pub(crate) mod spares;
     pub(crate) mod spawner;
     pub(crate) mod trees;
+    pub(crate) mod uids;
     pub(crate) mod view;
     pub(crate) mod views;
     pub(crate) mod worker;
@@ -49,9 +53,13 @@ fn main() -> ExitCode {
         roles::spares::TESTS,
         roles::open::TESTS,
         roles::view::TESTS,
+        roles::nested::TESTS,
+        roles::hidden::TESTS,
         roles::first::TESTS,
         roles::races::TESTS,
         roles::points::TESTS,
+        roles::uids::TESTS,
+        roles::automounter::TESTS,
         roles::worker::TESTS,
         roles::views::TESTS,
     ]

@@ -24,3 +24,4 @@ pub mod rpc;
 pub mod sandbox;
 mod scan;
 pub mod signal;
+pub mod uids;

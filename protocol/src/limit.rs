@@ -48,15 +48,17 @@ pub struct SessionLimits {
     pub memory_bytes: Option<NonZeroU64>,
 }
 
-/// What holds everything that a server starts, unless the operator says otherwise. It is held where the machine can; unlike what was
-/// asked for, it refuses nothing where the machine cannot.
+/// Bounds of everything that a server starts, unless the operator sets others. They are enforced where the machine supports it.
+/// Unlike a requested limit, a bound that cannot be enforced refuses no start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DefaultBounds {
     /// Tasks of each start that has a pid namespace.
     pub start_tasks: Option<NonZeroU64>,
     /// Tasks of everything together.
     pub all_tasks: Option<NonZeroU64>,
-    /// Memory of everything together, in percent of what the server itself may have.
+    /// Whether `all_tasks` is lowered to half of the tasks that the machine, or the server's own cgroup, can have.
+    pub leaves_tasks: bool,
+    /// Memory of everything together, in percent of the memory available to the server itself.
     pub memory_percent: Option<NonZeroU64>,
     /// The soft limit of descriptors with which the server was started, which programs begin with.
     pub open_files: Option<NonZeroU64>,

@@ -15,8 +15,8 @@ const INSENSITIVE: [u64; 10] =
 /// `FS_CASEFOLD_FL` of linux/fs.h: ext4, f2fs and tmpfs have it for each directory.
 const CASEFOLD: u32 = 0x4000_0000;
 
-/// Refuses a policy that denies a name, or what a pattern matches, below a directory in which several spellings are one name. File calls
-/// hold denials by name. Names that are protected everywhere are compared so that the spelling does not count.
+/// Refuses a policy that denies a name or a pattern below a directory in which several spellings are one name. File calls enforce
+/// denials by name. Protected names are compared without regard to spelling.
 ///
 /// # Errors
 /// There is one.
@@ -55,7 +55,7 @@ fn check(
         known.insert(directory.to_owned(), folds);
         if folds {
             let problem = format!(
-                "in `{}` other spellings are the same name, so that a denial by name would not hold; deny the whole of `{}`, or move what is denied",
+                "in `{}` other spellings are the same name, so that a denial by name would not hold; deny the whole of `{}`, or move the denied files",
                 directory.display(),
                 directory.display()
             );
@@ -65,7 +65,7 @@ fn check(
     Ok(())
 }
 
-/// What cannot be looked at cannot be told; what its user may not open for reading may still be searched.
+/// A directory that cannot be examined cannot be judged; one that its user may not open for reading may still be searched.
 fn folds(directory: &Path) -> bool {
     let open = |flags| openat(CWD, directory, flags | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
     let Ok(opened) = open(OFlags::RDONLY | OFlags::NONBLOCK).or_else(|_unreadable| open(OFlags::PATH)) else { return false };

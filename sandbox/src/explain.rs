@@ -1,11 +1,15 @@
 //! Why a policy says what it says of a path, in words, and what would make it say more.
 
+mod view;
+
+pub use view::{Seen, Views, views};
+
 use crate::compiled::{Compiled, Verdict};
 use crate::policy::{Access, Grant};
 use crate::tree::Rule;
 use std::path::{Path, PathBuf};
 
-/// The rule for what is writable but for a protected name.
+/// The rule for a path that would be writable without a protected name.
 pub const POINTED: &str = "a place that a protected name leads to";
 
 /// What a policy says of a path, and why.
@@ -55,7 +59,7 @@ impl Compiled {
         self.trees().iter().skip(1).all(|ceiling| ceiling.decider(real).is_some_and(names))
     }
 
-    /// The same as [`Compiled::why`] for what is writable but for protected names that lead to `pointed`, above it.
+    /// The same as [`Compiled::why`] for a path that would be writable without protected names that lead to `pointed`, above it.
     pub fn why_pointed(
         &self,
         real: &Path,
@@ -84,7 +88,7 @@ impl Compiled {
     }
 }
 
-/// What git changes in the directory that linked work trees share, beside their own.
+/// The files that git changes in the directory that linked work trees share, beside their own.
 const CHANGED: [&str; 3] = ["objects", "refs", "logs"];
 
 /// The directory that linked work trees share, and the path below it, if a path goes through one.
@@ -94,7 +98,8 @@ fn shared(real: &Path) -> Option<(&Path, &Path)> {
     Some((directory, real.strip_prefix(directory).ok()?))
 }
 
-/// For a place in a linked work tree's own directory, what else a commit there changes: one denial is met at a time.
+/// For a path in a linked work tree's own directory, the other paths that a commit there changes, since a process meets one
+/// denial at a time.
 fn also_changed(real: &Path) -> String {
     match shared(real) {
         Some((directory, below)) if below.starts_with("worktrees") => {

@@ -1,8 +1,10 @@
-//! Confining the first process of a sandbox, its init, once the view stands: from then on it waits, reads, signals and reaps.
+//! Confining the first process of a sandbox, its init, after the view is built: from then on it only waits, reads, signals and
+//! reaps.
 //!
-//! Two steps, with the fork of the launcher between them. Before it, the domain of Landlock, in which the launcher's own nests: a
-//! tracer of an ancestor's domain may read a program's memory, one of another domain may not (Landlock documentation, "Ptrace
-//! restrictions"). After it, what the launcher still needs.
+//! There are two steps, with the fork of the launcher between them. Before the fork init enters a Landlock domain, in which the
+//! launcher's own domain nests: a tracer in an ancestor's domain may read a program's memory, a tracer in another domain may not
+//! (Landlock documentation, "Ptrace restrictions"). After the fork init gives up the capabilities and system calls that the
+//! launcher still needed.
 
 use crate::compiled::Compiled;
 use crate::enforce::{EnforceError, Own, landlock_abi};
@@ -11,8 +13,8 @@ use crate::policy::Policy;
 use crate::roots::Roots;
 use crate::{limits, seccomp};
 
-/// Before the launcher is forked, after all mounts: no program of higher privilege, and files as the launcher will have them at
-/// most, beside reading.
+/// Called after all mounts are made and before the launcher is forked. Init then cannot execute a program of higher privilege, and
+/// can change no more files than the launcher; it may still read everything.
 ///
 /// # Errors
 /// A step failed; the process must end.
@@ -23,7 +25,7 @@ pub fn before_launcher(policy: &Policy, roots: &Roots, own: &Own, tables: &Compi
         .map_err(|error| EnforceError::Landlock { problem: error.to_string() })
 }
 
-/// After the launcher is forked: no capabilities, and the calls of its table.
+/// Called after the launcher is forked. Init then has no capabilities, and only the system calls of its table.
 ///
 /// # Errors
 /// A step failed; the process must end.

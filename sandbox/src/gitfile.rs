@@ -25,11 +25,56 @@ pub fn line(file: &Path) -> Result<Vec<u8>, Errno> {
     Ok(text)
 }
 
-/// Whether a name is somebody else's in a directory where only owners may remove what is theirs, as in `/tmp`: git does not follow
-/// it for this user, and it must not decide what is protected here. `stat` is that of the name itself.
+/// Directories that all users of a machine share (hier(7)). On a root server they belong to the server's user.
+const SHARED: [&str; 3] = ["/tmp", "/var/tmp", "/dev/shm"];
+
+/// Whether a name belongs to another user in a directory where only owners may remove their entries, as in `/tmp`: git does not follow
+/// it for this user, and it must not decide what is protected here. The owner of a directory may remove every entry, and a confined
+/// process may set the bit on a directory of its own, so that a directory of this user counts only where all users share it. `stat` is
+/// that of the name itself.
 #[must_use]
 pub fn is_a_strangers(place: &Path, stat: &Stat) -> bool {
-    let parent = place.parent().and_then(|parent| statat(CWD, parent, AtFlags::SYMLINK_NOFOLLOW).ok());
-    let is_shared = parent.is_some_and(|parent| parent.st_mode & Mode::SVTX.bits() != 0);
-    is_shared && stat.st_uid != rustix::process::geteuid().as_raw()
+    stat.st_uid != rustix::process::geteuid().as_raw() && place.parent().is_some_and(is_shared)
+}
+
+/// Whether any user may make names in a directory that lies below one that all users share, such as `/tmp/.X11-unix`.
+pub(crate) fn is_open_below_shared(directory: &Path) -> bool {
+    const OPEN: u32 = 0o1002;
+    let is_below = SHARED.iter().any(|shared| directory.starts_with(shared));
+    is_below && statat(CWD, directory, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(|found| found.st_mode & OPEN == OPEN)
+}
+
+/// Whether users who know nothing of each other make names in a directory, and only their owners may remove them.
+pub(crate) fn is_shared(directory: &Path) -> bool {
+    let user = rustix::process::geteuid().as_raw();
+    statat(CWD, directory, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(|found| {
+        found.st_mode & Mode::SVTX.bits() != 0
+            && (found.st_uid != user || SHARED.iter().any(|shared| directory == Path::new(shared)))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::{PermissionsExt, chown};
+
+    #[test]
+    fn the_sticky_bit_of_an_own_directory_makes_no_stranger() {
+        // Only root can make a file that belongs to another user.
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let top = directory.path().canonicalize().unwrap();
+        let file = top.join(".git");
+        fs::write(&file, "gitdir: real").unwrap();
+        chown(&file, Some(64_105), None).unwrap();
+        fs::set_permissions(&top, fs::Permissions::from_mode(0o1777)).unwrap();
+        let stat = statat(CWD, &file, AtFlags::SYMLINK_NOFOLLOW).unwrap();
+        assert!(!is_a_strangers(&file, &stat));
+        // The control: in a directory of another user it is one.
+        chown(&top, Some(64_106), None).unwrap();
+        assert!(is_a_strangers(&file, &stat));
+    }
 }

@@ -58,11 +58,11 @@ pub(crate) fn compile_glob(pattern: &str) -> Result<globset::Glob, PolicyError> 
 /// Bound of a translated pattern in bytes: room for a thousand `?`.
 const MAX_TRANSLATED: usize = 64 << 10;
 
-/// Bound of the translated patterns of one set of grants together, in bytes. What is compiled of them takes ten times as much memory
+/// Bound of the translated patterns of one set of grants together, in bytes. The compiled patterns take ten times as much memory
 /// (25 MiB were measured to take 257 MB), and the gateway's thread takes some milliseconds to read them.
 const MAX_ALL_TRANSLATED: usize = 256 << 10;
 
-/// That the globs of one set of grants are not too much together. What is no glob is for [`compile_glob`] to say.
+/// Checks that the globs of one set of grants are not too large together. [`compile_glob`] reports invalid globs.
 ///
 /// # Errors
 /// They are.
@@ -70,7 +70,7 @@ pub(crate) fn check_size<'a>(mut patterns: impl Iterator<Item = &'a str>) -> Res
     patterns.try_fold(Size::default(), Size::and).map(drop)
 }
 
-/// What patterns take when they are translated.
+/// The size of translated patterns.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Size(usize);
 

@@ -8,23 +8,23 @@ use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// What a file system is to what is confined.
+/// The kinds of file systems, by their effect on a confined process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FileSystem {
     /// Files on a disk or in memory of this machine: a read ends soon, and checks nothing but how the file was opened.
     Local,
     /// Files of a network or of a program.
     Other,
-    /// What is written here changes the machine, and is no change of a file.
+    /// A write here changes the machine, not a file.
     Kernel,
-    /// The same, and what is read here shows what processes do.
+    /// The same, and a read here shows the activity of processes.
     Tracing,
     /// A procfs: the same for everything in it.
     Processes,
 }
 
 impl FileSystem {
-    /// The file system of an opened file, whatever its path; also of one that was opened with `O_PATH` (since Linux 3.12).
+    /// The file system of an opened file, regardless of its path; also of one that was opened with `O_PATH` (since Linux 3.12).
     ///
     /// # Errors
     /// The system refuses.
@@ -155,7 +155,8 @@ pub const MASKED_IN_SYS: [&str; 3] = ["firmware", "devices/virtual/powercap", "k
 /// Why file calls under a policy do not see a name of the kernel's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Hidden<'a> {
-    /// It stands for a process: by number, or by the link of whoever asks. Everything in it is reached through it, magic links too.
+    /// It stands for a process: by number, or by the reader's own link. All files of the process are reached through it, magic
+    /// links too.
     Process(&'a Path),
     /// One of [`MASKED_IN_PROC`] or [`MASKED_IN_SYS`].
     Masked(&'a Path),
@@ -181,12 +182,12 @@ fn names_process(name: &OsStr) -> bool {
     name == "self" || name == "thread-self" || name.as_bytes().iter().all(u8::is_ascii_digit)
 }
 
-/// That an opened file may be read by a process with more rights than the one that opened it: it is a regular file of a local file
-/// system, where reading checks nothing but how the file was opened, and it cannot be written through the descriptor. The worker asks
-/// before it hands a descriptor to the gateway, and the gateway asks again of what it got.
+/// Checks that an opened file may be read by a process with more rights than the one that opened it. It must be a regular file of
+/// a local file system, where a read checks only how the file was opened, and it must not be writable through the descriptor. The
+/// worker checks before it passes a descriptor to the gateway, and the gateway checks the received descriptor again.
 ///
 /// # Errors
-/// What is wrong with it, in words.
+/// The problem, in words.
 pub fn check_handed_over(file: impl AsFd) -> Result<(), String> {
     check_local(&file)?;
     let flags = fcntl_getfl(&file).map_err(in_words)?;
@@ -194,17 +195,17 @@ pub fn check_handed_over(file: impl AsFd) -> Result<(), String> {
     if flags.intersection(OFlags::RWMODE) == OFlags::RDONLY && !flags.contains(OFlags::PATH) || is_sealed() {
         Ok(())
     } else {
-        Err("it is not open for reading alone".to_owned())
+        Err("it is not open read-only".to_owned())
     }
 }
 
-/// That an opened file is a regular one of a local file system.
+/// Checks that an opened file is a regular one of a local file system.
 ///
 /// # Errors
-/// What is wrong with it, in words.
+/// The problem, in words.
 pub fn check_local(file: impl AsFd) -> Result<(), String> {
     if FileType::from_raw_mode(fstat(&file).map_err(in_words)?.st_mode) != FileType::RegularFile {
-        return Err("it is no regular file".to_owned());
+        return Err("it is not a regular file".to_owned());
     }
     match FileSystem::of(&file).map_err(in_words)? {
         FileSystem::Local => Ok(()),
@@ -213,7 +214,7 @@ pub fn check_local(file: impl AsFd) -> Result<(), String> {
 }
 
 fn in_words(errno: Errno) -> String {
-    format!("the system says nothing of it: {errno}")
+    format!("it cannot be examined: {errno}")
 }
 
 #[cfg(test)]
@@ -271,11 +272,11 @@ mod tests {
         let open = |path: &Path, flags| openat(CWD, path, flags, Mode::empty()).unwrap();
         assert_eq!(check_handed_over(open(&file, OFlags::RDONLY)), Ok(()));
         for (path, flags, expect) in [
-            (file.as_path(), OFlags::RDWR, "it is not open for reading alone"),
-            (&file, OFlags::WRONLY, "it is not open for reading alone"),
+            (file.as_path(), OFlags::RDWR, "it is not open read-only"),
+            (&file, OFlags::WRONLY, "it is not open read-only"),
             (&file, OFlags::PATH, ""),
-            (directory.path(), OFlags::RDONLY, "it is no regular file"),
-            (Path::new("/dev/null"), OFlags::RDONLY, "it is no regular file"),
+            (directory.path(), OFlags::RDONLY, "it is not a regular file"),
+            (Path::new("/dev/null"), OFlags::RDONLY, "it is not a regular file"),
             (Path::new("/proc/version"), OFlags::RDONLY, "it is on a file system that is not known as local"),
         ] {
             let refused = check_handed_over(open(path, flags)).unwrap_err();

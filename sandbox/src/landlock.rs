@@ -1,7 +1,7 @@
-//! Landlock: which rights a policy needs under which ABI, and the ruleset that says so to the kernel.
+//! Landlock: the rights that a policy needs under each ABI, and the ruleset that enforces them.
 //!
-//! Landlock adds up: what is granted on a directory cannot be taken away below it. It does not see stat, chmod, chown, utime
-//! and xattr. [`crate::report::process_gaps`] says what follows from that.
+//! Landlock rules only add rights: a right that is granted on a directory cannot be removed below it. Landlock does not control
+//! stat, chmod, chown, utime and xattr. [`crate::report::process_gaps`] lists the consequences.
 
 use crate::compiled::{Compiled, Verdict};
 use crate::enforce::Own;
@@ -14,49 +14,49 @@ use landlock::{
 use std::os::fd::AsFd;
 use std::path::Path;
 
-/// Below this ABI a file outside can be truncated: the right exists since Linux 6.2.
+/// The lowest supported ABI. Below it, files outside the policy can be truncated: the right exists since Linux 6.2.
 pub(crate) const MINIMUM_ABI: u32 = 3;
 
-/// From this ABI on signals and abstract unix sockets are kept inside: since Linux 6.12.
+/// The first ABI with scopes for signals and abstract unix sockets, since Linux 6.12.
 pub(crate) const SCOPES_ABI: u32 = 6;
 
 /// The newest ABI whose rights this version handles; a newer kernel is used as if it had this one.
 const KNOWN_ABI: u32 = 9;
 
-/// Devices without a state of their own, which programs expect wherever the system's directories can be read.
+/// Devices without state, which programs expect wherever they can read the system's directories.
 const DEVICES: [&str; 5] = ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"];
 
-/// The terminal that controls a process, whichever it is.
+/// The controlling terminal of the process that opens it.
 const TERMINAL: &str = "/dev/tty";
 
-/// Who is confined.
+/// The kind of process that is confined.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Who {
     /// An fs worker: opens, makes and removes regular files, directories and links.
     Worker,
     /// A client's program.
     Process {
-        /// With a terminal of its own.
+        /// It has its own terminal.
         tty: bool,
     },
 }
 
-/// Rights of one ruleset. Empty sets are not handled.
+/// The rights of one ruleset. Empty sets are not handled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Rights {
-    /// Handled, which means denied unless granted.
+    /// The handled rights, which are denied unless granted.
     files: BitFlags<AccessFs>,
     read: BitFlags<AccessFs>,
     write: BitFlags<AccessFs>,
     device: BitFlags<AccessFs>,
     /// Handled and never granted.
     network: BitFlags<AccessNet>,
-    /// What must stay inside.
+    /// The scopes that are handled: signals and abstract sockets stay inside.
     scope: BitFlags<Scope>,
 }
 
 impl Rights {
-    /// What one of `who` needs under an ABI. Pure, so that every ABI can be tested on any kernel.
+    /// The rights that `who` needs under an ABI. The function is pure, so that every ABI can be tested on any kernel.
     pub(crate) fn new(policy: &Policy, own_network: bool, who: Who, abi: u32) -> Self {
         let abi = ABI::from(i32::try_from(abi).unwrap_or(i32::MAX));
         let files = match policy.files {
@@ -76,7 +76,7 @@ impl Rights {
                 (read, write, content | AccessFs::ReadFile | AccessFs::IoctlDev)
             }
         };
-        // In a network of its own there is nobody else to talk to.
+        // A process in its own network can reach only itself.
         let no_network = who == Who::Worker || (policy.network == Network::Restricted && !own_network);
         let network = if no_network { AccessNet::from_all(abi) } else { BitFlags::EMPTY };
         Self { files, read: read & files, write: write & files, device: device & files, network, scope: Scope::from_all(abi) }
@@ -103,20 +103,21 @@ impl Rights {
     }
 }
 
-/// Why there is no domain.
+/// The reason why there is no domain.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LandlockError {
     #[error("{0}")]
     Ruleset(#[from] RulesetError),
     #[error("{0}")]
     Device(#[from] landlock::PathFdError),
-    #[error("the kernel enforced only a part")]
+    #[error("the kernel enforced only a part of the ruleset")]
     Partial,
 }
 
-/// Confines this thread, and whatever it starts. Says the ABI that is in force; 0 if the policy needs nothing of it.
+/// Confines this thread and every process that it starts. Returns the ABI that is in force; 0 if the policy needs no Landlock
+/// rights.
 ///
-/// Each set of grants is a domain of its own. Domains nest, so that the kernel itself allows only what all of them do.
+/// Each set of grants is a separate domain. Domains nest, so the kernel allows only what all of them allow.
 pub(crate) fn restrict(
     policy: &Policy,
     roots: &Roots,
@@ -155,8 +156,8 @@ pub(crate) fn restrict(
     Ok(abi.min(KNOWN_ABI))
 }
 
-/// Confines the first process of a sandbox, and whatever it starts, to what its policy lets be changed and to reading. The domains
-/// of [`restrict`] nest in this one and grant no more.
+/// Confines the first process of a sandbox, and all processes that it starts, to reading, and to the changes that the policy
+/// allows. The domains of [`restrict`] nest in this one and grant no more.
 pub(crate) fn restrict_first(
     policy: &Policy,
     roots: &Roots,
@@ -164,7 +165,7 @@ pub(crate) fn restrict_first(
     tables: &Compiled,
     abi: u32,
 ) -> Result<(), LandlockError> {
-    // A network is the launcher's matter: init has no call that makes a socket.
+    // The launcher restricts the network: init has no system call that makes a socket.
     let rights = Rights { network: BitFlags::EMPTY, ..Rights::new(policy, own.network, Who::Process { tty: true }, abi) };
     if rights.is_empty() {
         return Ok(());
@@ -182,9 +183,9 @@ pub(crate) fn restrict_first(
     enforce(ruleset)
 }
 
-/// A ruleset that handles these rights and grants none.
+/// Makes a ruleset that handles these rights and grants none.
 fn ruleset(rights: Rights) -> Result<RulesetCreated, RulesetError> {
-    // A right that the kernel does not know is an error, never left out.
+    // A right that the kernel does not know is an error; it is never left out.
     let mut ruleset = Ruleset::default().set_compatibility(CompatLevel::HardRequirement);
     if !rights.files.is_empty() {
         ruleset = ruleset.handle_access(rights.files)?;
@@ -203,9 +204,9 @@ fn enforce(ruleset: RulesetCreated) -> Result<(), LandlockError> {
     if status.ruleset == RulesetStatus::FullyEnforced { Ok(()) } else { Err(LandlockError::Partial) }
 }
 
-/// In a view that began empty, each granted place is a mount of its own on a ground that the policy does not name. The kernel walks
-/// from a file up through the mounts of the view, so that it never meets an entry above the place: such a set says at the place
-/// itself what its entry gives there.
+/// In a view that began empty, each granted path is a separate mount on a ground that the policy does not name. The kernel walks
+/// from a file up through the mounts of the view, so it never reaches an entry above the granted path. So a set that has only such
+/// an entry repeats its rights at the granted path.
 fn grant_places(
     mut ruleset: RulesetCreated,
     set: usize,
@@ -222,7 +223,7 @@ fn grant_places(
     Ok(ruleset)
 }
 
-/// Grants what the view made: devices, terminals and memory that are the sandbox's own, and its processes.
+/// Grants rights on the parts that the view made: the sandbox's own devices, terminals, memory and processes.
 fn grant_own(mut ruleset: RulesetCreated, own: &Own, tables: &Compiled, rights: Rights) -> Result<RulesetCreated, LandlockError> {
     let list = rights.files & AccessFs::ReadDir;
     let own_places = [
@@ -233,11 +234,11 @@ fn grant_own(mut ruleset: RulesetCreated, own: &Own, tables: &Compiled, rights: 
         (TERMINAL, rights.device),
         ("/proc", rights.read),
     ];
-    // Directories that only lead to what is granted. What is covered below keeps its cover.
+    // Directories that only lead to granted paths. Covers below them stay in force.
     let ground = own.view.began_empty.then_some(("/", list));
     let devices = DEVICES.map(|device| (device, rights.device));
     for (path, rights) in own_places.into_iter().chain(devices).chain(ground) {
-        // What is denied is covered, or only leads on.
+        // A denied path is covered, or only leads to paths below it.
         if path != "/" && tables.verdict(Path::new(path)) == Verdict::Denied {
             continue;
         }
@@ -250,15 +251,14 @@ fn grant_own(mut ruleset: RulesetCreated, own: &Own, tables: &Compiled, rights: 
 }
 
 fn grant(ruleset: RulesetCreated, descriptor: &impl AsFd, rights: BitFlags<AccessFs>) -> Result<RulesetCreated, RulesetError> {
-    // On anything but a directory the kernel takes only the rights of files; the others would mean nothing there.
+    // For anything except a directory the kernel accepts only file rights; the others would have no meaning there.
     let is_directory = rustix::fs::fstat(descriptor)
         .is_ok_and(|stat| rustix::fs::FileType::from_raw_mode(stat.st_mode) == rustix::fs::FileType::Directory);
     let rights = if is_directory { rights } else { rights & AccessFs::from_file(ABI::V5) };
     ruleset.add_rule(PathBeneath::new(descriptor, rights))
 }
 
-/// Whether programs can run at all under these grants, which is where `/dev/null` and its like are expected; and no entry
-/// denies them.
+/// Whether programs can run under these grants, so that they expect `/dev/null` and similar devices, and no entry denies those.
 fn needs_devices(grants: &Grants) -> bool {
     let covers = |path: &str, access: Access| {
         grants.entries.iter().any(|grant| grant.access == access && Path::new(path).starts_with(grant.path.as_path()))

@@ -5,20 +5,46 @@ use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit};
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
-/// No core files: they would be written outside the policy, with the memory of the helper in them. A program gets back the
-/// limit of descriptors that its roots needed to be raised.
-pub(crate) fn set(roots: &Roots, restore_descriptors: bool) -> Result<(), Errno> {
-    rustix::process::setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) })?;
+/// Budgets that the kernel counts for each user, and compares with the limit of the requesting process: queued signals including
+/// timers, bytes of POSIX message queues, bytes locked in memory (getrlimit(2)).
+const OF_USER: [Resource; 3] = [Resource::Sigpending, Resource::Msgqueue, Resource::Memlock];
+
+/// The divisor of a user's limits for one program: the program gets a quarter, and the rest stays for the server and the user's
+/// other programs.
+const SHARE: u64 = 4;
+
+/// The limit of core files in bytes. With 1 the kernel writes no core file, because one byte is too small, and does not start the
+/// handler of a `core_pattern` that is a pipe, which would run as root outside every sandbox. With 0 it would start the handler
+/// (core(5)).
+const NO_CORE: u64 = 1;
+
+/// Disables core files: they would be written outside the policy, with the memory of the helper in them. A program gets back the
+/// original descriptor limit, which was raised to open its roots, a quarter of its user's limits for the kernel's budgets, and no
+/// priority above the default.
+pub(crate) fn set(roots: &Roots, is_program: bool) -> Result<(), Errno> {
+    rustix::process::setrlimit(Resource::Core, Rlimit { current: Some(NO_CORE), maximum: Some(NO_CORE) })?;
+    if is_program {
+        for resource in OF_USER {
+            let Rlimit { current, maximum } = rustix::process::getrlimit(resource);
+            let share = |limit: Option<u64>| limit.map(|limit| limit / SHARE);
+            rustix::process::setrlimit(resource, Rlimit { current: share(current), maximum: share(maximum) })?;
+        }
+        // A server that may use real-time scheduling or raise its priority does not pass that on.
+        for resource in [Resource::Rtprio, Resource::Nice] {
+            rustix::process::setrlimit(resource, Rlimit { current: Some(0), maximum: Some(0) })?;
+        }
+    }
     match &roots.raised_limit {
-        Some(limit) if restore_descriptors => {
+        Some(limit) if is_program => {
             rustix::process::setrlimit(Resource::Nofile, Rlimit { current: limit.current, maximum: limit.maximum })
         }
         _ => Ok(()),
     }
 }
 
-/// Keeps what making mounts and giving up capabilities needs, and with `over_execve` also in a program that is executed next, whoever
-/// this process's user is: in a new user namespace that is mostly nobody to whom `execve(2)` leaves any (capabilities(7)).
+/// Keeps only the capabilities for making mounts and giving up capabilities. With `over_execve` the next executed program keeps
+/// them, too, independent of this process's user: in a new user namespace that user is rarely root, and `execve(2)` takes all
+/// capabilities from other users (capabilities(7)).
 pub(crate) fn keep_mounting(over_execve: bool) -> Result<(), Errno> {
     let needed = [CapabilitySet::SYS_ADMIN, CapabilitySet::SETPCAP];
     let held = rustix::thread::capabilities(None)?.permitted;
@@ -31,8 +57,15 @@ pub(crate) fn keep_mounting(over_execve: bool) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Gives up what lets root see and change files that their modes keep from it. Whoever makes a view for a process without
-/// capabilities then sees what that process will: a path that the process cannot reach looks the same whether it exists or not.
+/// Makes every permitted capability of this process effective.
+pub(crate) fn use_permitted() -> Result<(), Errno> {
+    let held = rustix::thread::capabilities(None)?;
+    rustix::thread::set_capabilities(None, CapabilitySets { effective: held.permitted, ..held })
+}
+
+/// Drops the capabilities by which root reads and changes files against their modes. A process that makes a view for a process
+/// without capabilities then sees the same files as that one: a path that the process cannot reach looks the same whether it exists
+/// or not.
 pub(crate) fn drop_file_capabilities() -> Result<(), Errno> {
     let files = CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH | CapabilitySet::FOWNER;
     let held = rustix::thread::capabilities(None)?;
@@ -44,21 +77,21 @@ pub(crate) fn drop_file_capabilities() -> Result<(), Errno> {
     rustix::thread::set_capabilities(None, kept)
 }
 
-/// Gives up every capability in every set, for good.
+/// Drops every capability in every set, for good.
 pub(crate) fn drop_capabilities() -> Result<(), Errno> {
     keep_capabilities(CapabilitySet::empty())
 }
 
-/// Gives up every capability but these, which no program that is executed has.
+/// Drops every capability except these, which executed programs do not inherit.
 pub(crate) fn keep_capabilities(kept: CapabilitySet) -> Result<(), Errno> {
     rustix::thread::clear_ambient_capability_set()?;
     let held = rustix::thread::capabilities(None)?;
-    // The bounding set can be reduced only by who holds this capability. Whoever does not hold it cannot gain anything from
-    // the set either: no_new_privs comes before the first execve.
+    // Only a process with this capability can reduce the bounding set. A process without it cannot gain anything from the set
+    // either: no_new_privs is set before the first execve.
     if held.effective.contains(CapabilitySet::SETPCAP) {
         for capability in CapabilitySet::all().iter() {
             match rustix::thread::remove_capability_from_bounding_set(capability) {
-                // A capability that this kernel does not know yet.
+                // `EINVAL`: this kernel does not know the capability.
                 Ok(()) | Err(Errno::INVAL) => {}
                 Err(errno) => return Err(errno),
             }

@@ -1,7 +1,7 @@
 //! Why a machine gives no namespaces, and what to do about each cause.
 
 use portcullis_protocol::environment::LayerState;
-use portcullis_protocol::helper::NamespaceLayer;
+use portcullis_protocol::helper::{NamespaceLayer, Uids};
 use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
@@ -48,9 +48,16 @@ pub(crate) fn namespaces(tried: &NamespaceLayer, facts: &Facts) -> [LayerState; 
         remedy,
     };
     match tried {
-        NamespaceLayer::Available { user, own_proc, shared } => {
+        NamespaceLayer::Available { user, own_proc, shared, uids } => {
             let users = if *user {
-                layer("own users", true, "a user namespace each", String::new())
+                match uids {
+                    Uids::Servers => layer("own users", true, "a user namespace each", String::new()),
+                    Uids::Own => layer("own users", true, "a user namespace and a user id of the machine each", String::new()),
+                    Uids::Refused { reason } => {
+                        let reason = format!("a user namespace each, with root's user id on the machine: {reason}");
+                        layer("own users", true, &reason, UIDS.to_owned())
+                    }
+                }
             } else {
                 let reason =
                     format!("sandboxes share the user namespace of the server ({shared}): root in one is the server's root");
@@ -87,6 +94,10 @@ const ANYWHERE: &str = "run the server where it may make namespaces and mounts: 
 
 /// The same for a server that may make all namespaces but that of users.
 const USERS: &str = "run the server outside of any chroot, with CAP_SETFCAP and a /proc that can be written";
+
+/// The same for one that could give no user ids.
+const UIDS: &str = "have `/` and all that is mounted below on file systems that take id-mapped mounts, as ext4, xfs, btrfs and tmpfs do \
+                    and overlay does not; sandboxes share the kernel's budgets of root until then";
 
 /// What is known to keep namespaces away, each with its remedy.
 fn causes(facts: &Facts) -> Vec<String> {
@@ -178,24 +189,36 @@ mod tests {
     #[test]
     fn a_covered_proc_is_named_with_what_uncovers_it() {
         let mounts = "1 2 0:5 / /proc rw - proc proc rw\n3 1 0:6 / /proc/kcore rw - tmpfs tmpfs rw";
-        let available = NamespaceLayer::Available { user: true, own_proc: false, shared: String::new() };
+        let available = NamespaceLayer::Available { user: true, own_proc: false, shared: String::new(), uids: Uids::Servers };
         let [layer, proc, users] = namespaces(&available, &facts(&[("/proc/self/mountinfo", mounts)], false));
         assert!(layer.available && !proc.available && users.available);
         for word in ["1 places", "/proc/kcore", "systempaths=unconfined", "unmask=ALL"] {
             assert!(proc.remedy.contains(word), "{}", proc.remedy);
         }
-        let own = NamespaceLayer::Available { user: true, own_proc: true, shared: String::new() };
+        let own = NamespaceLayer::Available { user: true, own_proc: true, shared: String::new(), uids: Uids::Own };
         assert!(namespaces(&own, &Facts::default()).iter().all(|layer| layer.available && layer.remedy.is_empty()));
     }
 
     #[test]
     fn users_that_are_the_servers_are_named_with_cause_and_remedy() {
-        let shared =
-            NamespaceLayer::Available { user: false, own_proc: true, shared: "make a user namespace: ENOSPC".to_owned() };
+        let shared = NamespaceLayer::Available {
+            user: false,
+            own_proc: true,
+            shared: "make a user namespace: ENOSPC".to_owned(),
+            uids: Uids::Servers,
+        };
         for (files, remedy) in [(&[(MAXIMUM, "0")][..], "sysctl -w user.max_user_namespaces="), (&[], "chroot")] {
             let [layer, proc, users] = namespaces(&shared, &facts(files, true));
             assert!(layer.available && proc.available && !users.available);
             assert!(users.reason.contains("ENOSPC") && users.remedy.contains(remedy), "{users:?}");
         }
+    }
+
+    #[test]
+    fn user_ids_that_are_the_servers_are_named_with_cause() {
+        let uids = Uids::Refused { reason: "`/` (overlay) takes no map of ids".to_owned() };
+        let shared = NamespaceLayer::Available { user: true, own_proc: true, shared: String::new(), uids };
+        let [_, _, users] = namespaces(&shared, &facts(&[], true));
+        assert!(users.available && users.reason.contains("`/` (overlay)") && users.remedy.contains("ext4"), "{users:?}");
     }
 }

@@ -359,7 +359,13 @@ mod tests {
         let grant = |path, access| Grant::new(AbsolutePath::new(path).unwrap(), access);
         let grants = Grants { entries: vec![grant("/", Read), grant("/w", Write)], ..Grants::default() };
         let policy = Policy { files: Files::Restricted(grants.into()), network: Network::Restricted };
-        assert_eq!(process_gaps(&policy, &NamespaceLayer::Available { user: true, own_proc: false, shared: String::new() }), []);
+        assert_eq!(
+            process_gaps(
+                &policy,
+                &NamespaceLayer::Available { user: true, own_proc: false, shared: String::new(), uids: Default::default() }
+            ),
+            []
+        );
         let (reason, remedy) = ("unshare says EPERM".to_owned(), "ask the administrator".to_owned());
         let gaps = process_gaps(&policy, &NamespaceLayer::Unavailable { reason, remedy });
         let text = describe(&gaps);

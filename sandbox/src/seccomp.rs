@@ -27,7 +27,7 @@ pub(crate) enum Table {
     Internet,
     /// No file that runs with its owner's or group's rights is made.
     SetId,
-    /// Nor by the group's bit alone, which directories may have where init looks at what it is set on.
+    /// Nor by the group's bit alone, which directories may have where init checks the target.
     SetGroupId,
 }
 
@@ -397,6 +397,12 @@ mod tests {
         check(Table::Process, libc::SYS_prlimit64, &[0, 7, 1, 0], ALLOW);
         check(Table::Process, libc::SYS_prlimit64, &[77, 7, 0, 1], ALLOW);
         check(Table::Process, libc::SYS_prlimit64, &[77, 7, 0x7fff_0000_0000, 0], errno(libc::EPERM));
+        // The limit of core files stays, and setting it succeeds.
+        check(Table::Process, libc::SYS_prlimit64, &[0, 4, 1, 0], errno(0));
+        check(Table::Process, libc::SYS_prlimit64, &[0, 4, 0, 1], ALLOW);
+        check(Table::Process, libc::SYS_prlimit64, &[77, 4, 1, 0], errno(libc::EPERM));
+        check(Table::Process, libc::SYS_setrlimit, &[4, 1], errno(0));
+        check(Table::Process, libc::SYS_setrlimit, &[7, 1], ALLOW);
         check(Table::Process, libc::SYS_sched_setaffinity, &[77], errno(libc::EPERM));
         check(Table::Process, libc::SYS_sched_setaffinity, &[0], ALLOW);
         check(Table::Process, libc::SYS_setpriority, &[0, 0, 5], ALLOW);

@@ -32,12 +32,22 @@ struct MountAttributes {
 /// Sets attributes (`MOUNT_ATTR_*`) of the mount that `path` below `at` names, and with `recursive` of all mounts below it; a
 /// propagation of 0 leaves that as it is.
 pub(crate) fn mount_setattr(at: BorrowedFd<'_>, path: &CStr, recursive: bool, set: u64, propagation: u64) -> io::Result<()> {
-    let attributes = MountAttributes { set, clear: 0, propagation, user_namespace: 0 };
+    set_attributes(at, path, recursive, &MountAttributes { set, clear: 0, propagation, user_namespace: 0 })
+}
+
+/// Has a mount that was never attached show the ids of its file system as the ids that a user namespace maps them to.
+pub(crate) fn map_mount(mount: BorrowedFd<'_>, map: BorrowedFd<'_>) -> io::Result<()> {
+    let user_namespace = u64::try_from(map.as_raw_fd()).map_err(|_| io::Error::from_raw_os_error(libc::EBADF))?;
+    let attributes = MountAttributes { set: libc::MOUNT_ATTR_IDMAP, clear: 0, propagation: 0, user_namespace };
+    set_attributes(mount, c"", false, &attributes)
+}
+
+fn set_attributes(at: BorrowedFd<'_>, path: &CStr, recursive: bool, attributes: &MountAttributes) -> io::Result<()> {
     let flags = libc::AT_EMPTY_PATH | if recursive { libc::AT_RECURSIVE } else { 0 };
     let size = size_of::<MountAttributes>();
     // SAFETY: mount_setattr(2) reads a C string and a structure of the size given; both live for the call.
     let answer =
-        unsafe { libc::syscall(libc::SYS_mount_setattr, at.as_raw_fd(), path.as_ptr(), flags, &raw const attributes, size) };
+        unsafe { libc::syscall(libc::SYS_mount_setattr, at.as_raw_fd(), path.as_ptr(), flags, &raw const *attributes, size) };
     check(answer)
 }
 

@@ -131,7 +131,7 @@ impl Tree {
         }
         let mut by_real: BTreeMap<PathBuf, Vec<&DenyGlob>> = BTreeMap::new();
         for (base, globs) in by_base {
-            let (path, _exists, _links) = usable(base, resolve(base))?;
+            let path = usable(base, resolve(base))?.path;
             // Also where it stands by name: the link that leads elsewhere now may become a directory.
             if path != base.as_path() {
                 by_real.entry(base.as_path().to_owned()).or_default().extend(&globs);
@@ -156,17 +156,18 @@ impl Tree {
     ) -> Result<(), PolicyError> {
         let by = Origin::Entry(number);
         let (named, access) = (&entry.path, entry.access);
-        let (path, exists, links) = usable(named, resolved)?;
+        let Usable { path, exists, links, is_hidden } = usable(named, resolved)?;
         let at = self.node(&path);
         if entry.skip_missing && !exists {
             self.nodes[at].is_awaited = true;
             return Ok(());
         }
-        self.nodes[at].is_entry = true;
+        // What only takes away may be another file by now: nothing is granted by what it was.
+        self.nodes[at].is_entry |= !is_hidden;
         if access == Access::Write {
             writable.push((at, number));
         }
-        match (access, exists) {
+        match (access, exists && !is_hidden) {
             (Access::Deny, _) => self.nodes[at].say(Said::Deny, by),
             (Access::Read, true) => self.nodes[at].say(Said::Read, by),
             (Access::Write, true) => self.nodes[at].say(Said::Write, by),
@@ -175,7 +176,8 @@ impl Tree {
             (Access::Write, false) => {}
         }
         let own_name = (access != Access::Deny).then_some([path.as_path(), named.as_path()]);
-        for place in links.iter().map(PathBuf::as_path).chain(own_name.into_iter().flatten()) {
+        let way = links.iter().map(PathBuf::as_path).chain(own_name.into_iter().flatten());
+        for place in way.filter(|_| !is_hidden) {
             let at = self.node(place);
             self.nodes[at].is_waypoint = true;
         }
@@ -402,14 +404,25 @@ impl Node {
     }
 }
 
-fn usable(named: &AbsolutePath, resolved: Resolved) -> Result<(PathBuf, bool, Vec<PathBuf>), PolicyError> {
-    let (path, exists, links) = match resolved {
-        Resolved::Real { path, links } => (path, true, links),
-        Resolved::Missing { path, links } => (path, false, links),
+/// What an entry's path turned out to be.
+struct Usable {
+    path: PathBuf,
+    exists: bool,
+    links: Vec<PathBuf>,
+    /// The entry only takes away.
+    is_hidden: bool,
+}
+
+fn usable(named: &AbsolutePath, resolved: Resolved) -> Result<Usable, PolicyError> {
+    let (path, links, exists, is_hidden) = match resolved {
+        Resolved::Real { path, links } => (path, links, true, false),
+        Resolved::Missing { path, links } => (path, links, false, false),
+        // Said to be skipped where it is missing, it is not missing.
+        Resolved::Hidden { path, links } => (path, links, true, true),
         Resolved::Refused(problem) => return Err(PolicyError::Refused { path: named.clone(), problem }),
     };
     if path.is_absolute() {
-        Ok((path, exists, links))
+        Ok(Usable { path, exists, links, is_hidden })
     } else {
         Err(PolicyError::Refused { path: named.clone(), problem: format!("resolves to the relative `{}`", path.display()) })
     }

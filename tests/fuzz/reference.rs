@@ -78,7 +78,7 @@ impl SetUp {
     fn real(&self, path: &Path) -> (PathBuf, bool) {
         match self.resolve(&AbsolutePath::new(path).expect("absolute")) {
             Resolved::Real { path, .. } => (path, true),
-            Resolved::Missing { path, .. } => (path, false),
+            Resolved::Missing { path, .. } | Resolved::Hidden { path, .. } => (path, false),
             Resolved::Refused(problem) => panic!("{problem}"),
         }
     }

@@ -54,7 +54,7 @@ pub(crate) fn search(name: &str, seeds: &[Vec<u8>], count: u64, mut target: impl
             Ok(false) => {}
             Ok(true) => {
                 judged += 1;
-                // What was judged is worth to be changed further; some of it makes room for other.
+                // Judged inputs are changed further; some of them make room for others.
                 if kept.len() < KEPT {
                     kept.push(input);
                 } else if numbers.below(16) == 0 {
@@ -105,7 +105,7 @@ fn change(kept: &[Vec<u8>], numbers: &mut Numbers) -> Vec<u8> {
     input
 }
 
-/// One line on standard error, whatever runs the search.
+/// Writes one line to standard error, also when the test harness runs the search.
 fn say(line: std::fmt::Arguments<'_>) {
     let _unheard = writeln!(std::io::stderr(), "{line}");
 }

@@ -42,7 +42,7 @@ pub(crate) fn sandbox(data: &[u8]) -> bool {
             return false;
         }
     };
-    let again = Sandbox::parse(&first.to_json().to_string()).expect("what is written can be read");
+    let again = Sandbox::parse(&first.to_json().to_string()).expect("a written body can be read");
     assert_eq!(again.permissions, first.permissions);
     assert_eq!((&again.cwd, &again.home, again.protect_nested), (&first.cwd, &first.home, first.protect_nested));
     let machine = SetUp::machine();
@@ -91,11 +91,11 @@ pub(crate) fn policy_bytes(data: &[u8]) -> bool {
 macro_rules! again {
     ($body:ty, $bytes:expr) => {
         decode::<$body>($bytes).is_ok_and(|first| {
-            let bytes = encode(&first, &[], 0).expect("what came in a frame fits into one");
+            let bytes = encode(&first, &[], 0).expect("a body from a frame fits into a frame");
             let mut deframer = Deframer::default();
             deframer.push(&bytes);
             let frame = deframer.next_frame().expect("a frame").expect("a whole one");
-            let second: $body = decode(&frame.body).expect("what is written can be read");
+            let second: $body = decode(&frame.body).expect("a written body can be read");
             assert_eq!(format!("{first:?}"), format!("{second:?}"));
             true
         })
@@ -167,7 +167,7 @@ pub(crate) fn rules(data: &[u8]) -> bool {
     let machine = SetUp::machine();
     let policies = cases.each_ref().map(|case| {
         // On the wire and back, as a client's.
-        let sandbox = Sandbox::parse(&case.sandbox.to_json().to_string()).expect("what is written can be read");
+        let sandbox = Sandbox::parse(&case.sandbox.to_json().to_string()).expect("a written body can be read");
         let resolved = resolve(&sandbox, None, &machine);
         assert_eq!(resolved.is_err(), case.is_refused(), "{case:?}: {resolved:?}");
         resolved.ok().map(|policy| policy.unwrap_or_else(SetUp::everything))

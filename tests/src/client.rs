@@ -188,6 +188,12 @@ impl Client {
         self.call(method, params).await.unwrap_or_else(|refusal| panic!("{method} {shown}: {refusal:?}"))
     }
 
+    /// Whether each sandbox of this server has a user id of its own on the machine.
+    pub async fn has_own_uids(&mut self) -> bool {
+        let info = self.ok("environment/info", json!({"enforcement": true})).await;
+        info["enforcement"]["namespaces"]["available"]["uids"] == "own"
+    }
+
     /// Calls a method that must fail, and answers how.
     pub async fn refused(&mut self, method: &str, params: Value) -> Refusal {
         let shown = params.to_string();

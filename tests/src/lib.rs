@@ -11,7 +11,7 @@ mod workspace;
 
 pub use client::{Client, Events, Refusal};
 pub use place::Place;
-pub use program::{Program, Server, Watched, executable, portcullis, without};
+pub use program::{Program, Server, Watched, executable, portcullis, portcullis_at, without};
 pub use proxy::Proxy;
 pub use workspace::{Workspace, at, special};
 

@@ -26,7 +26,13 @@ pub fn executable(name: &str) -> PathBuf {
 /// The `portcullis` program with arguments, in an environment of the test's choice.
 #[must_use]
 pub fn portcullis(arguments: &[&str]) -> Command {
-    let mut command = Command::new(executable("portcullis"));
+    portcullis_at(&executable("portcullis"), arguments)
+}
+
+/// The same from a copy of its executable.
+#[must_use]
+pub fn portcullis_at(executable: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(executable);
     command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
     command.env("HOME", home());
     command

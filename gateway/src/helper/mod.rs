@@ -1,6 +1,5 @@
 //! The gateway's end of its helpers.
 
-mod mounts;
 pub(crate) mod pool;
 pub(crate) mod socket;
 pub(crate) mod spawner;

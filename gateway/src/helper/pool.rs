@@ -1,38 +1,50 @@
-//! The pool: which worker carries out the requests of which session under which policy. Its task owns them all.
+//! The pool: it maps each session and policy to the worker that carries out its requests. The pool's task owns all workers.
 
-use super::mounts::MachineMounts;
-use super::spawner::{Spawner, WorkerChild};
+use super::spawner::{Spawner, WorkerChild, WorkerEnd};
 use super::worker::{Worker, WorkerError};
 use crate::metrics::Metrics;
 use crate::policies::Named;
 use portcullis_protocol::helper::NamespaceLayer;
+use portcullis_sandbox::mounts::MountChanges;
 use portcullis_sandbox::policy::{Files, Policy, PolicyHash};
 use rustix::io::Errno;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, MissedTickBehavior, timeout};
+use tokio::time::{Instant, MissedTickBehavior, sleep, sleep_until, timeout};
 
-/// Workers of one session, one a policy; the one that idled longest makes room.
+/// The maximum number of workers of one session, one for each policy. Above it, the worker that was idle longest is dropped.
 const PER_SESSION: usize = 16;
-/// Workers of all sessions.
+/// The maximum number of workers of all sessions.
 const TOTAL: usize = 64;
-/// Started children that wait for a policy, of each kind: takes a process start off the first request's path.
+/// The maximum number of workers that start at the same time: each needs a fork of the spawner, which also starts processes.
+/// Further starts wait. The session with the fewest starting workers goes first.
+const MAKING: usize = 4;
+/// The maximum time for which a starting worker delays others. A slower one waits for a file system, not for a processor.
+const HOLD_UP: Duration = Duration::from_millis(250);
+/// The number of started children of each kind that wait for a policy. With one, the first request does not wait for a process
+/// start.
 const SPARES: usize = 1;
-/// Workers that are made for one policy one after the other because the machine's mounts or its roots change meanwhile.
+/// The maximum number of restarts of one worker because the machine's mounts or the policy's roots change meanwhile.
 const VIEWS: u32 = 8;
-/// A worker that nobody asked for this long is ended; its next request starts another.
+/// The idle time after which a worker is ended. The next request starts another one.
 const IDLE: Duration = Duration::from_secs(300);
-/// How often idle workers are looked for.
+/// The interval between checks for idle workers.
 const SWEEP: Duration = Duration::from_secs(30);
-/// Spawners that are asked for one worker, if they die meanwhile.
+/// The maximum number of spawners from which one worker is requested, if they die meanwhile.
 const SPAWNERS: usize = 4;
-/// How long it may take until it is known whether a worker ended by itself or with its spawner.
-const SPAWNER_DEATH: Duration = Duration::from_secs(1);
-/// Requests to the pool in line; each is one call of a connection, and those are bounded.
+/// The maximum time until it is known whether a worker ended by itself or with its spawner. It is longer than a warden needs to
+/// end.
+const SPAWNER_DEATH: Duration = Duration::from_secs(3);
+/// The time for which the start of a worker is retried after the kernel refused it: other processes share the limits on tasks and
+/// on descriptors in flight.
+const SHORTAGE: Duration = Duration::from_secs(5);
+/// The pause between two such attempts.
+const PAUSE: Duration = Duration::from_millis(20);
+/// The maximum number of queued requests to the pool. Each is one call of a connection, and those are bounded.
 const QUEUE: usize = 64;
 
 /// A handle to the pool. Clones share it.
@@ -41,7 +53,7 @@ pub(crate) struct Pool {
     orders: mpsc::Sender<Order>,
 }
 
-/// Whose worker, and under what.
+/// Identifies a worker by its session and its policy.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Key {
     session: Arc<str>,
@@ -64,12 +76,13 @@ impl Pool {
         let (orders, queue) = mpsc::channel(QUEUE);
         let has_views = matches!(spawner.namespaces(), NamespaceLayer::Available { .. });
         let (plain, in_view) = Default::default();
-        let (mounts, work) = (MachineMounts::open(), JoinSet::new());
-        let task = Task { spawner, metrics, entries: HashMap::new(), has_views, plain, in_view, mounts, work };
+        let (mounts, work) = (MountChanges::observe(), JoinSet::new());
+        let (entries, making, waiting) = Default::default();
+        let task = Task { spawner, metrics, entries, has_views, plain, in_view, mounts, making, waiting, work };
         (Self { orders }, task.run(queue))
     }
 
-    /// The worker of a session under a policy, started if need be. `unlike` names a worker that proved of no use.
+    /// Returns the worker of a session under a policy, and starts it if necessary. `unlike` is the id of a worker that failed.
     pub(crate) async fn worker(
         &self,
         session: &Arc<str>,
@@ -99,18 +112,18 @@ enum Entry {
     Starting(Vec<WorkerReply>),
     Ready {
         worker: Worker,
-        /// The machine's mounts of which it made its view, if it has one.
+        /// The state of the machine's mounts from which it made its view, if it has one.
         mounts: Option<u64>,
     },
 }
 
-/// A worker in the making.
+/// A starting worker.
 struct Start {
     key: Key,
     policy: Option<Named>,
-    /// As of [`Entry::Ready`], before it was asked for.
+    /// As in [`Entry::Ready`], read before the worker was requested.
     mounts: Option<u64>,
-    /// How often more it may be made anew.
+    /// The remaining number of restarts.
     tries: u32,
 }
 
@@ -128,7 +141,7 @@ struct Spares {
 }
 
 impl Spares {
-    /// One that has not ended, as far as is known yet.
+    /// Takes a child that has not ended, as far as is known.
     fn take(&mut self) -> Option<WorkerChild> {
         while let Some(mut spare) = self.ready.pop() {
             if matches!(spare.ended.try_recv(), Err(oneshot::error::TryRecvError::Empty)) {
@@ -143,11 +156,15 @@ struct Task {
     spawner: Spawner,
     metrics: Arc<Metrics>,
     entries: HashMap<Key, Entry>,
-    /// The machine gives namespaces, so that workers whose policy restricts files make themselves a view.
+    /// The machine allows namespaces, so workers whose policy restricts files make their own view.
     has_views: bool,
     plain: Spares,
     in_view: Spares,
-    mounts: MachineMounts,
+    mounts: MountChanges,
+    /// The start times and sessions of starting workers: at most [`MAKING`], the oldest first.
+    making: VecDeque<(Instant, Arc<str>)>,
+    /// Starts that wait for a slot in `making`. Each has a waiting call, and the connections bound those.
+    waiting: VecDeque<Start>,
     work: JoinSet<Happened>,
 }
 
@@ -169,10 +186,14 @@ impl Task {
                         self.happened(happened).await;
                     }
                 }
+                () = sleep_until(self.making.front().map_or_else(Instant::now, |(since, _)| *since + HOLD_UP)), if !self.waiting.is_empty() => {
+                    self.making.pop_front();
+                    self.make_next();
+                }
                 _tick = sweep.tick() => self.sweep().await,
             }
         }
-        // The spawner ends what is left with itself; the tasks end with their sockets.
+        // When the spawner ends, it ends the remaining workers. The tasks end with their sockets.
         self.entries.clear();
         self.work.shutdown().await;
     }
@@ -181,7 +202,7 @@ impl Task {
         let own_view = self.has_views && policy.as_ref().is_some_and(|named| named.policy.files != Files::Unrestricted);
         let state = own_view.then(|| self.mounts.state());
         match self.entries.get_mut(&key) {
-            // A view shows nothing that is mounted later.
+            // Later mounts are not visible in a view.
             Some(Entry::Ready { worker, mounts }) if worker.is_alive() && unlike != Some(worker.id()) && *mounts == state => {
                 let _caller_gone = reply.send(Ok(worker.clone()));
                 return;
@@ -190,11 +211,34 @@ impl Task {
                 waiting.push(reply);
                 return;
             }
-            // A worker of no use ends with its last handle, after what others asked of it.
+            // A failed or outdated worker ends when its last handle is dropped, after the pending requests of other callers.
             Some(Entry::Ready { .. }) | None => {}
         }
         self.entries.insert(key.clone(), Entry::Starting(vec![reply]));
-        self.confine(Start { key, policy, mounts: state, tries: VIEWS });
+        self.waiting.push_back(Start { key, policy, mounts: state, tries: VIEWS });
+        self.make_next();
+    }
+
+    /// Begins waiting starts while there are free slots.
+    fn make_next(&mut self) {
+        while self.making.len() < MAKING {
+            let of_session = |start: &Start| self.making.iter().filter(|(_, session)| *session == start.key.session).count();
+            let least = self.waiting.iter().enumerate().min_by_key(|(_, start)| of_session(start)).map(|(at, _)| at);
+            let Some(start) = least.and_then(|at| self.waiting.remove(at)) else { return };
+            // The session may have ended while its start waited.
+            if matches!(self.entries.get(&start.key), Some(Entry::Starting(_))) {
+                self.making.push_back((Instant::now(), Arc::clone(&start.key.session)));
+                self.confine(start);
+            }
+        }
+    }
+
+    /// Frees the slot of a start that succeeded or failed.
+    fn made(&mut self, session: &Arc<str>) {
+        if let Some(at) = self.making.iter().position(|(_, making)| making == session) {
+            self.making.remove(at);
+        }
+        self.make_next();
     }
 
     fn confine(&mut self, start: Start) {
@@ -202,7 +246,7 @@ impl Task {
         let (spawner, spare) = (self.spawner.clone(), self.spares(own_view).take());
         self.work.spawn(async move {
             let policy = start.policy.as_ref().map(|named| &*named.policy);
-            let confined = confined(spare, policy, own_view, spawner).await;
+            let confined = confined(spare, policy, own_view, spawner, SHORTAGE).await;
             Happened::Confined(start, confined.map(|(worker, task)| (worker, Box::pin(task) as WorkerTask)))
         });
         self.fill(own_view);
@@ -226,7 +270,7 @@ impl Task {
             Happened::Confined(Start { key, policy, mounts: Some(before), tries }, Ok((worker, _not_run)))
                 if tries > 0 && before != self.mounts.state() =>
             {
-                // Who came meanwhile asked after the change. A worker that nobody hears of ends with its sockets.
+                // Callers that joined meanwhile came after the change, so they need a new worker. This one ends with its sockets.
                 self.spawner.kill_worker(worker.id()).await;
                 let mounts = Some(self.mounts.state());
                 self.confine(Start { key, policy, mounts, tries: tries - 1 });
@@ -238,6 +282,7 @@ impl Task {
                 self.confine(Start { tries: start.tries - 1, ..start });
             }
             Happened::Confined(Start { key, mounts, .. }, Ok((worker, task))) => {
+                self.made(&key.session);
                 let present = self.metrics.helper("worker");
                 self.work.spawn(async move {
                     let _present = present;
@@ -254,6 +299,7 @@ impl Task {
                 self.make_room(&key);
             }
             Happened::Confined(Start { key, .. }, Err(error)) => {
+                self.made(&key.session);
                 if let Some(Entry::Starting(waiting)) = self.entries.remove(&key) {
                     for reply in waiting {
                         let _caller_gone = reply.send(Err(error.clone()));
@@ -293,13 +339,14 @@ impl Task {
         for key in idle {
             self.entries.remove(&key);
         }
-        // A view keeps what was unmounted on the machine since it was made; a worker that has one ends after what was asked of it.
+        // A view keeps file systems in use that were unmounted on the machine since it was made. So a worker with an old view ends
+        // after its pending requests.
         let state = self.mounts.state();
         self.entries.retain(|_, entry| !matches!(entry, Entry::Ready { mounts: Some(mounts), .. } if *mounts != state));
     }
 
-    /// Lets go of the workers that idled longest until the bounds hold. A worker whose reply is awaited stays, so the bounds
-    /// can be overrun by what is busy, which the calls in flight bound.
+    /// Drops the workers that were idle longest until the limits hold. A worker with a pending request stays. So busy workers can
+    /// exceed the limits, but the calls in flight bound their number.
     fn make_room(&mut self, newest: &Key) {
         for (bound, of_session) in [(PER_SESSION, true), (TOTAL, false)] {
             let counts = |key: &Key| !of_session || key.session == newest.session;
@@ -320,29 +367,42 @@ impl Task {
     }
 }
 
-/// Confines a spare, or a child started for it. A spare may have ended a moment ago, which is nobody's fault but shows only
-/// here, before anything was asked of it: then a new child takes its place.
+/// Confines a spare, or a new child. If the spare has ended a moment ago, that is detected here, before it got a request, so a new
+/// child replaces it.
 async fn confined(
     spare: Option<WorkerChild>,
     policy: Option<&Policy>,
     own_view: bool,
     spawner: Spawner,
+    shortage: Duration,
 ) -> Result<(Worker, impl Future<Output = u64> + use<>), WorkerError> {
     if let Some(spare) = spare {
         match Worker::confine(spare, policy, spawner.clone()).await {
-            Err(WorkerError::Start(reason)) => tracing::warn!("a spare worker was of no use: {reason}"),
+            Err(WorkerError::Start(reason)) => tracing::warn!("a spare worker failed: {reason}"),
             confined => return confined,
         }
     }
-    for _attempt in 1..SPAWNERS {
+    let (mut deaths, since) = (0, Instant::now());
+    loop {
         let mut child = spawner.worker(own_view).await?;
         let ended = std::mem::replace(&mut child.ended, oneshot::channel().1);
-        match Worker::confine(child, policy, spawner.clone()).await {
-            // Nothing was asked of it. If it ended with its spawner, the next one has another.
-            Err(WorkerError::Start(_)) if matches!(timeout(SPAWNER_DEATH, ended).await, Ok(Err(_))) => {}
+        // No request is sent to a child before it is confined, so another child can replace it.
+        let reason = match Worker::confine(child, policy, spawner.clone()).await {
+            Err(WorkerError::Start(reason)) => reason,
             confined => return confined,
+        };
+        match timeout(SPAWNER_DEATH, ended).await {
+            // The spawner died with it. The next spawner starts another worker.
+            Ok(Err(_)) if deaths + 1 < SPAWNERS => deaths += 1,
+            Ok(Ok(WorkerEnd::NotStarted(_))) if since.elapsed() < shortage => sleep(PAUSE).await,
+            Ok(Ok(WorkerEnd::NotStarted(cause))) => return Err(WorkerError::Start(cause)),
+            Ok(Ok(WorkerEnd::Ran(status))) => {
+                return Err(WorkerError::Start(format!("{reason} (exit status {})", status.code())));
+            }
+            Ok(Err(_)) | Err(_) => return Err(WorkerError::Start(reason)),
         }
     }
-    let child = spawner.worker(own_view).await?;
-    Worker::confine(child, policy, spawner).await
 }
+
+#[cfg(test)]
+mod tests;

@@ -11,7 +11,7 @@ mod life;
 mod owner;
 mod task;
 
-use self::life::{Begin, Found, Life};
+use self::life::{Begin, Executable, Found, Life};
 use self::owner::{Now, Owner};
 use self::task::Ask;
 use crate::metrics::Metrics;
@@ -19,6 +19,7 @@ use portcullis_protocol::denial::Denials;
 use portcullis_protocol::helper::{CgroupLayer, Command, Enforced, ExitStatus, NamespaceLayer, SpawnerRequest, StepFailed};
 use portcullis_protocol::limit::{DefaultBounds, LimitInForce, LimitReached, ProcessLimits, SessionLimits, TreeEnd};
 use portcullis_protocol::path::Bytes;
+use portcullis_protocol::uids::UidRange;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream as StdStream;
@@ -44,6 +45,7 @@ pub(crate) struct Spawner {
     /// Never taken back: a daemon outlives the process that was started, and the spawner knows no process's network.
     has_dialers: Arc<AtomicBool>,
     found: Arc<Found>,
+    uids: Option<UidRange>,
 }
 
 /// The task behind the handles, for the one who started it.
@@ -76,8 +78,17 @@ pub(crate) struct WorkerChild {
     pub(crate) requests: UnixStream,
     /// Its control socket.
     pub(crate) control: UnixStream,
-    /// How it ended: none if it never ran. An error if the spawner died.
-    pub(crate) ended: oneshot::Receiver<Option<ExitStatus>>,
+    /// How it ended. An error if the spawner died.
+    pub(crate) ended: oneshot::Receiver<WorkerEnd>,
+}
+
+/// How a worker ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum WorkerEnd {
+    /// It was not started. The reason may pass: the kernel bounds tasks, and descriptors in flight.
+    NotStarted(String),
+    /// It ran.
+    Ran(ExitStatus),
 }
 
 /// A process to start.
@@ -95,6 +106,8 @@ pub(crate) struct Launch {
     pub(crate) limits: ProcessLimits,
     /// It is confined and may use the network, so that it could dial whatever listens on this machine, the gateway too.
     pub(crate) may_dial: bool,
+    /// Its policy names no device, which would keep it a process of the server's user.
+    pub(crate) own_uid: bool,
     /// What is executed.
     pub(crate) command: Command,
     /// The child's ends.
@@ -188,9 +201,12 @@ impl Spawner {
         session_limits: SessionLimits,
         bounds: DefaultBounds,
         records: Option<PathBuf>,
+        uids: Option<UidRange>,
         metrics: Arc<Metrics>,
     ) -> Result<(Self, SpawnerTask), SpawnerError> {
-        let begin = Begin { executable: executable.to_owned(), session_limits, bounds, records, metrics };
+        let failed = |error| SpawnerError::Start(executable.display().to_string(), error);
+        let executable = Executable::open(executable).map_err(failed)?;
+        let begin = Begin { executable, session_limits, bounds, records, uids, metrics };
         let life = begin.life().await?;
         let (stop, stopped) = oneshot::channel();
         let (spawner, owner) = Self::over(&life, stopped, Some(begin));
@@ -202,14 +218,20 @@ impl Spawner {
     fn over(life: &Life, stopped: oneshot::Receiver<Never>, begin: Option<Begin>) -> (Self, Owner) {
         let (asks, queue) = mpsc::channel(QUEUE);
         let (now, known) = watch::channel(Now::first(life.body.pid()));
+        let uids = begin.as_ref().and_then(|begin| begin.uids);
         let (ids, has_dialers, found) = (Arc::default(), Arc::default(), Arc::new(life.found.clone()));
         let owner = Owner { asks: queue, stopped, now: Arc::new(now), begin, found: Arc::clone(&found) };
-        (Self { asks, ids, now: known, has_dialers, found }, owner)
+        (Self { asks, ids, now: known, has_dialers, found, uids }, owner)
     }
 
     /// What of the namespaces it can give a process, as it tried at its start.
     pub(crate) fn namespaces(&self) -> &NamespaceLayer {
         &self.found.namespaces
+    }
+
+    /// The user ids that its sandboxes may have on the machine, beside that of the server.
+    pub(crate) fn uids(&self) -> Option<UidRange> {
+        self.uids
     }
 
     /// What of the cgroups it can give, as it tried at its start.

@@ -1,11 +1,13 @@
 //! Accepting: from a socket of the system to a WebSocket that is handed to the gateway.
 //!
-//! Each accepted socket is a task with a deadline until it is upgraded or has answered. The number of sockets has a bound. Once
-//! the server stops, what is still in line is answered with 503 before the listener is closed, so that nobody is accepted and
-//! then dropped without a word.
+//! Each accepted socket is a task with a deadline until it is upgraded or has answered. Until then it is pending
+//! ([`super::pending`]) and does not count against the bound of connections. A client takes one of these places once its request,
+//! its credential and the process at its other end were checked. Once the server stops, what is still in line is answered with 503
+//! before the listener is closed, so that each accepted client gets an answer.
 
 use super::credential::{Admitted, Guard};
 use super::host;
+use super::pending::{Added, Key, PendingConnections, Progress, Source};
 use super::socket::{Listener, Socket};
 use super::tls;
 use super::upgrade::{Upgrade, Upgrading};
@@ -29,9 +31,10 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::error::Elapsed;
+use tokio::time::{Instant, sleep, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt as _;
 
@@ -45,8 +48,8 @@ const AFTER_ERROR: Duration = Duration::from_millis(100);
 /// What requests need.
 #[derive(Debug, Clone)]
 pub(super) struct Serving {
-    /// None: nobody is upgraded, and there is only something to look at.
-    pub(super) upgrades: Option<mpsc::Sender<Upgraded>>,
+    /// None: no connection is upgraded, and there is only something to look at.
+    pub(super) upgrades: Option<Upgrades>,
     pub(super) readiness: Readiness,
     pub(super) metrics: Arc<Metrics>,
     pub(super) audit: Option<Audit>,
@@ -55,10 +58,29 @@ pub(super) struct Serving {
     /// What a `Host` header may name beside addresses.
     pub(super) hosts: Arc<[String]>,
     /// How long a socket may take until it is upgraded, or has sent its one request and taken the answer. One deadline for all: a
-    /// place must not be held by somebody who shows no credential, however busy.
+    /// client without a credential must not stay, however busy it is.
     pub(super) deadline: Duration,
     /// Cancelled once the server stops: nobody is upgraded any more.
     pub(super) stop: CancellationToken,
+}
+
+/// Where upgraded sockets go, and the bound of them.
+#[derive(Debug, Clone)]
+pub(super) struct Upgrades {
+    to: mpsc::Sender<Upgraded>,
+    places: Arc<Semaphore>,
+    most: usize,
+}
+
+impl Upgrades {
+    /// At most so many are connected at a time.
+    pub(super) fn new(to: mpsc::Sender<Upgraded>, most: usize) -> Self {
+        Self { to, places: Arc::new(Semaphore::new(most)), most }
+    }
+
+    fn is_full(&self) -> bool {
+        self.places.available_permits() == 0
+    }
 }
 
 impl Serving {
@@ -78,30 +100,41 @@ pub(super) struct Upgraded {
     pub(super) upgrading: Upgrading,
     pub(super) ends: Ends,
     pub(super) admitted: Admitted,
-    pub(super) place: Arc<OwnedSemaphorePermit>,
+    pub(super) place: OwnedSemaphorePermit,
 }
 
-/// Accepts until the server stops, and then serves nobody more. `connections` is the bound of sockets, upgraded ones included.
-pub(super) async fn run(listener: Listener, serving: Serving, connections: usize) {
-    let places = Arc::new(Semaphore::new(connections));
+/// Accepts until the server stops, and then serves no more clients. Upgraded sockets are not among the pending ones.
+pub(super) async fn run(listener: Listener, serving: Serving, mut pending: PendingConnections) {
     let app = routes(serving.clone());
     let mut sockets = JoinSet::new();
-    let begin = |(socket, ends): (Socket, Ends), sockets: &mut JoinSet<()>| match Arc::clone(&places).try_acquire_owned() {
-        Ok(place) => drop(sockets.spawn(serve(socket, Arrival { ends, place: Arc::new(place) }, app.clone(), serving.deadline))),
-        Err(_full) => {
-            serving.metrics.refused(Refused::Full);
-            refuse(&socket, connections);
+    let mut has_warned = false;
+    let mut begin = |(socket, ends): (Socket, Ends), pending: &mut PendingConnections, sockets: &mut JoinSet<Key>| {
+        let Added { key, progress, closed, is_full } = pending.add(Source::of(&ends, serving.peers.user(&ends)));
+        if is_full {
+            serving.metrics.refused(Refused::Silent);
+            if !std::mem::replace(&mut has_warned, true) {
+                tracing::warn!("more than {} connections are pending: for each new one another is closed", pending.bound());
+            }
         }
+        let (app, deadline) = (app.clone(), serving.deadline);
+        sockets.spawn(async move {
+            serve(socket, Arrival { ends, progress }, app, deadline, closed).await;
+            key
+        });
     };
     loop {
         let accepted = tokio::select! {
             biased;
             () = serving.stop.cancelled() => break,
-            Some(_ended) = sockets.join_next() => continue,
+            Some(ended) = sockets.join_next() => {
+                // One that panicked stays until it is the oldest.
+                ended.into_iter().for_each(|key| pending.remove(key));
+                continue;
+            }
             accepted = listener.accept() => accepted,
         };
         match accepted {
-            Ok(arrived) => begin(arrived, &mut sockets),
+            Ok(arrived) => begin(arrived, &mut pending, &mut sockets),
             Err(error) if is_of_one_client(&error) => {}
             Err(error) => {
                 tracing::warn!("accept: {error}");
@@ -113,15 +146,23 @@ pub(super) async fn run(listener: Listener, serving: Serving, connections: usize
         }
     }
     while let Some(Ok(arrived)) = listener.accept().now_or_never() {
-        begin(arrived, &mut sockets);
+        begin(arrived, &mut pending, &mut sockets);
     }
     drop(listener);
     while sockets.join_next().await.is_some() {}
 }
 
-/// Answers the one request of a socket, or upgrades it.
-async fn serve(socket: Socket, arrival: Arrival, app: Router, deadline: Duration) {
-    let ends = arrival.ends.clone();
+/// Answers the one request of a socket, or upgrades it. If it is closed for another one before it sent anything, it is told so.
+async fn serve(socket: Socket, arrival: Arrival, app: Router, deadline: Duration, mut closed: oneshot::Receiver<()>) {
+    let (ends, until) = (arrival.ends.clone(), Instant::now() + deadline);
+    // Before the first byte there is nothing to be kept for a connection but the socket.
+    let began = tokio::select! {
+        biased;
+        _gone = &mut closed => {
+            return socket.try_write(unavailable("too many connections have sent no request; try again later").as_bytes());
+        }
+        began = timeout_at(until, socket.readable()) => began,
+    };
     let served = async {
         match socket {
             Socket::Tcp(socket) => answer(socket, arrival, app).await?,
@@ -133,11 +174,21 @@ async fn serve(socket: Socket, arrival: Arrival, app: Router, deadline: Duration
         }
         Ok::<(), Box<dyn Error + Send + Sync>>(())
     };
+    let served = async {
+        began??;
+        timeout_at(until, served).await?
+    };
     // It ends with the upgrade, so what follows that has time.
-    match timeout(deadline, served).await {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => tracing::debug!(%ends, "http: {error}"),
-        Err(_elapsed) => tracing::debug!(%ends, "http: neither upgraded nor answered within {} s", deadline.as_secs()),
+    tokio::select! {
+        biased;
+        _gone = closed => tracing::debug!(%ends, "http: closed for another connection before its request was whole"),
+        served = served => match served {
+            Ok(()) => {}
+            Err(error) if error.is::<Elapsed>() => {
+                tracing::debug!(%ends, "http: neither upgraded nor answered within {} s", deadline.as_secs());
+            }
+            Err(error) => tracing::debug!(%ends, "http: {error}"),
+        },
     }
 }
 
@@ -150,10 +201,13 @@ where
         let app = app.clone();
         let mut request = request.map(Body::new);
         request.extensions_mut().insert(arrival.clone());
+        let progress = arrival.progress.clone();
         async move {
+            progress.began();
             let mut answer = app.oneshot(request).await?;
             // Not by a setting of the whole socket, which would say so of an upgrade too.
             if answer.status() != StatusCode::SWITCHING_PROTOCOLS {
+                progress.ended();
                 answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
             }
             Ok::<Response, Infallible>(answer)
@@ -170,7 +224,7 @@ where
 #[derive(Debug, Clone)]
 struct Arrival {
     ends: Ends,
-    place: Arc<OwnedSemaphorePermit>,
+    progress: Progress,
 }
 
 fn routes(serving: Serving) -> Router {
@@ -180,7 +234,11 @@ fn routes(serving: Serving) -> Router {
 }
 
 async fn ready(State(serving): State<Serving>) -> Response {
-    match serving.readiness.obstacle() {
+    let full = serving.upgrades.as_ref().filter(|upgrades| upgrades.is_full());
+    let full = full.map(|Upgrades { most, .. }| {
+        format!("max-connections: all {most} connections are in use, and new clients are refused until one ends")
+    });
+    match serving.readiness.obstacle().or(full) {
         None if !serving.stop.is_cancelled() => StatusCode::OK.into_response(),
         None => StatusCode::SERVICE_UNAVAILABLE.into_response(),
         Some(text) => (StatusCode::SERVICE_UNAVAILABLE, format!("{text}\n")).into_response(),
@@ -237,7 +295,7 @@ async fn refuse_pages(
 
 async fn upgrade(
     State(serving): State<Serving>,
-    Extension(Arrival { ends, place }): Extension<Arrival>,
+    Extension(Arrival { ends, .. }): Extension<Arrival>,
     mut request: Request,
 ) -> Response {
     let admitted = match serving.guard.admit(request.headers()) {
@@ -259,8 +317,13 @@ async fn upgrade(
         return (StatusCode::FORBIDDEN, format!("{error}\n")).into_response();
     }
     let Some(upgrades) = &serving.upgrades else { return stopping(&serving.metrics) };
+    let Ok(place) = Arc::clone(&upgrades.places).try_acquire_owned() else {
+        serving.metrics.refused(Refused::Full);
+        let text = format!("at most {} connections are served; try again later\n", upgrades.most);
+        return (StatusCode::SERVICE_UNAVAILABLE, text).into_response();
+    };
     let (answer, upgrading) = upgrade.answer();
-    match upgrades.send(Upgraded { upgrading, ends, admitted, place }).await {
+    match upgrades.to.send(Upgraded { upgrading, ends, admitted, place }).await {
         Ok(()) => answer,
         Err(_shutting_down) => stopping(&serving.metrics),
     }
@@ -271,14 +334,12 @@ fn stopping(metrics: &Metrics) -> Response {
     (StatusCode::SERVICE_UNAVAILABLE, "the server is shutting down; nothing was done\n").into_response()
 }
 
-/// The answer to a socket too many, as far as the system takes it at once.
-fn refuse(socket: &Socket, connections: usize) {
-    let text = format!("at most {connections} connections are served; try again later\n");
-    let answer = format!(
-        "HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Type: text/plain\r\nContent-Length: {}\r\n\r\n{text}",
-        text.len()
-    );
-    socket.try_write(answer.as_bytes());
+/// A whole answer that the server cannot serve a client now.
+fn unavailable(text: &str) -> String {
+    format!(
+        "HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Type: text/plain\r\nContent-Length: {}\r\n\r\n{text}\n",
+        text.len() + 1
+    )
 }
 
 /// Errors of `accept(2)` that say that one client gave up, and nothing of the listener.

@@ -3,19 +3,20 @@
 use super::ListenError;
 use super::accept::{self, Serving};
 use super::credential::Guard;
+use super::loopback::Port;
+use super::pending::PendingConnections;
 use super::socket::Listener;
 use crate::core::Gateway;
 use std::io::{self, Write as _};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-/// Sockets at a time: those who look are few, and gone at once.
-const CONNECTIONS: usize = 64;
+/// Probes at a time: they are few, and their connections end at once.
+const PROBES: usize = 64;
 /// How long one of them may take.
 const DEADLINE: Duration = Duration::from_secs(10);
 
@@ -38,7 +39,7 @@ impl Health {
         reached: watch::Receiver<bool>,
     ) -> Result<Self, ListenError> {
         let failed = |source| ListenError::Io { attempt: format!("listen on {address} for those who look"), source };
-        let listener = TcpListener::bind(address).await.map_err(failed)?;
+        let listener = Port::bind(address).await.map_err(failed)?;
         let local = listener.local_addr().map_err(failed)?;
         let stop = CancellationToken::new();
         let serving = Serving {
@@ -55,7 +56,7 @@ impl Health {
         let said = writeln!(io::stdout(), "health is at http://{local}");
         let attempt = || format!("say on standard output that health is at {local}");
         said.map_err(|source| ListenError::Io { attempt: attempt(), source })?;
-        let task = tokio::spawn(accept::run(Listener::Tcp(listener), serving, CONNECTIONS));
+        let task = tokio::spawn(accept::run(Listener::Tcp(listener), serving, PendingConnections::new(PROBES)));
         Ok(Self { task, stop })
     }
 

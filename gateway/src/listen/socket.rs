@@ -1,16 +1,17 @@
 //! Sockets of every kind that a listener has, as far as they differ.
 
+use super::loopback::Port;
 use super::unix::SocketFile;
 use crate::peer::Ends;
 use rustix::fs::fstat;
 use std::io;
-use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::net::{TcpStream, UnixListener, UnixStream};
 use tokio_rustls::TlsAcceptor;
 
 /// Where clients arrive.
 pub(super) enum Listener {
-    Tcp(TcpListener),
-    Tls(TcpListener, TlsAcceptor),
+    Tcp(Port),
+    Tls(Port, TlsAcceptor),
     /// With the name by which it is reached, which lives for as long.
     Unix(UnixListener, SocketFile),
 }
@@ -42,7 +43,7 @@ impl Listener {
     }
 }
 
-async fn accept_tcp(listener: &TcpListener) -> io::Result<(TcpStream, Ends)> {
+async fn accept_tcp(listener: &Port) -> io::Result<(TcpStream, Ends)> {
     let (socket, peer) = listener.accept().await?;
     // Without this a reply and the notification behind it wait 40 ms for the client's delayed acknowledgement.
     if let Err(error) = socket.set_nodelay(true) {
@@ -53,7 +54,15 @@ async fn accept_tcp(listener: &TcpListener) -> io::Result<(TcpStream, Ends)> {
 }
 
 impl Socket {
-    /// Sends what fits at once; nothing to who did not shake hands.
+    /// Waits for the client's first byte, or for its end.
+    pub(super) async fn readable(&self) -> io::Result<()> {
+        match self {
+            Self::Tcp(socket) | Self::Tls(socket, _) => socket.readable().await,
+            Self::Unix(socket) => socket.readable().await,
+        }
+    }
+
+    /// Sends the bytes that fit at once; none to a client that expects TLS.
     pub(super) fn try_write(&self, bytes: &[u8]) {
         let _socket_gone = match self {
             Self::Tcp(socket) => socket.try_write(bytes),

@@ -5,6 +5,7 @@
     reason = "what is looked at is the kernel's own /proc, by numbers; no client names any of it"
 )]
 
+use std::collections::HashSet;
 use std::fs;
 use std::io;
 use std::time::Instant;
@@ -78,17 +79,18 @@ pub(super) fn sockets(pid: u32, until: Instant, mut tell: impl FnMut(u32)) -> bo
 }
 
 impl Holder {
-    /// A process that holds a socket, with ancestors that were the same before and after it was seen to; none if it went away or let
-    /// go of it.
-    pub(super) fn settled(pid: u32, inode: u32, until: Instant) -> Option<Self> {
+    /// The sockets among `wanted` that a process holds, and its ancestors, which were the same before and after it was seen to hold
+    /// them. None if it ended or holds none of them. Its descriptors are read once for all of them: a process may have as many
+    /// connections as descriptors.
+    pub(super) fn settled(pid: u32, wanted: &HashSet<u32>, until: Instant) -> Option<(Self, Vec<u32>)> {
         for _attempt in 0..ATTEMPTS {
-            let (before, mut holds) = (lineage(pid), false);
-            sockets(pid, until, |other| holds |= other == inode);
-            if !holds {
+            let (before, mut held) = (lineage(pid), Vec::new());
+            sockets(pid, until, |inode| held.extend(wanted.contains(&inode).then_some(inode)));
+            if held.is_empty() {
                 return None;
             }
             match (before, lineage(pid)) {
-                (Some(before), Some(lineage)) if before == lineage => return Some(Self { lineage }),
+                (Some(before), Some(lineage)) if before == lineage => return Some((Self { lineage }, held)),
                 _changed => {}
             }
         }

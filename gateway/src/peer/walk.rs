@@ -1,12 +1,12 @@
-//! One look over all processes for many connections: who holds the other ends.
+//! One scan of all processes for many connections: the holders of their other ends.
 //!
-//! A look takes as long as all processes have descriptors, and processes that are confined can have many. So there is one look at a
-//! time, in a task of its own, and each answers for all connections that came before it began. A connection waits for the
-//! look that runs and for its own, however many others wait, and not beyond its deadline.
+//! The time of a scan grows with the number of open descriptors, and confined processes can have many. So one scan runs at a
+//! time, in a task of its own, and each answers all connections that arrived before it began. A connection waits for the running
+//! scan and for its own, regardless of the number of other connections, and not beyond its deadline.
 
 use super::holder::{self, Holder};
 use crate::helper::spawner::Spawner;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,13 +16,13 @@ use tokio::time::timeout;
 /// How long a connection waits for its answer, and the longest that a look takes.
 pub(super) const DEADLINE: Duration = Duration::from_secs(5);
 
-/// Connections in line; the sockets of clients have a bound of their own.
-const QUEUE: usize = 1024;
+/// Connections that one scan answers. More of them wait for the next scan.
+const QUEUE: usize = 8192;
 
-/// Who holds a socket, as far as it matters.
+/// The holder of a socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Held {
-    /// A process that the gateway started, whoever else holds it.
+    /// A process that the gateway started, possibly among others.
     Descendant(u32),
     /// Others only.
     Others,
@@ -35,7 +35,7 @@ pub(super) enum Held {
 pub(super) enum Untold {
     #[error("/proc: {0}")]
     Io(Arc<io::Error>),
-    #[error("the processes of this machine could not be looked at within {} s: they have too many descriptors", DEADLINE.as_secs())]
+    #[error("the scan of /proc did not end within {} s: processes have too many descriptors", DEADLINE.as_secs())]
     Late,
     #[error("the server is shutting down")]
     Closing,
@@ -60,7 +60,7 @@ impl Looks {
         (Self { asks }, run(queue, spawner))
     }
 
-    /// Who holds the socket of that number.
+    /// The holder of the socket with that inode number.
     pub(super) async fn holder(&self, inode: u32) -> Result<Held, Untold> {
         let asked = async {
             let (reply, answer) = oneshot::channel();
@@ -79,7 +79,7 @@ async fn run(mut queue: mpsc::Receiver<Ask>, spawner: Spawner) {
         {
             asked.push(ask);
         }
-        // Whoever has gone away waits for nothing.
+        // A connection that has ended needs no answer.
         asked.retain(|ask| !ask.reply.is_closed());
         let inodes: Vec<u32> = asked.iter().map(|ask| ask.inode).collect();
         let ours = spawner.clone();
@@ -96,20 +96,21 @@ async fn run(mut queue: mpsc::Receiver<Ask>, spawner: Spawner) {
 pub(super) fn look(inodes: &[u32], ancestors: impl Fn() -> Vec<u32>, until: Instant) -> Result<HashMap<u32, Held>, Untold> {
     let failed = |error| Untold::Io(Arc::new(error));
     let mut found: HashMap<u32, Held> = HashMap::new();
+    let mut wanted: HashSet<u32> = inodes.iter().copied().collect();
     for pid in holder::processes().map_err(failed)? {
-        let mut held = Vec::new();
-        if !holder::sockets(pid, until, |inode| held.extend(inodes.contains(&inode).then_some(inode))) {
+        let mut holds = false;
+        if !holder::sockets(pid, until, |inode| holds |= wanted.contains(&inode)) {
             return Err(Untold::Late);
         }
+        let Some((holder, held)) = holds.then(|| Holder::settled(pid, &wanted, until)).flatten() else { continue };
+        // Of a spawner that began after the look too.
+        let is_ours = ancestors().into_iter().any(|ancestor| holder.descends_from(ancestor));
         for inode in held {
-            // One descendant is enough, whoever else holds it: a number may also stand for two sockets.
-            if matches!(found.get(&inode), Some(Held::Descendant(_))) {
-                continue;
-            }
-            let Some(holder) = Holder::settled(pid, inode, until) else { continue };
-            // Of a spawner that began after the look too.
-            let is_ours = ancestors().into_iter().any(|ancestor| holder.descends_from(ancestor));
             found.insert(inode, if is_ours { Held::Descendant(pid) } else { Held::Others });
+            // One descendant is enough, regardless of other holders: an inode number may also stand for two sockets.
+            if is_ours {
+                wanted.remove(&inode);
+            }
         }
     }
     Ok(found)

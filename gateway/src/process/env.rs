@@ -36,6 +36,11 @@ pub(crate) fn environment(
     variables.into_iter().map(|(name, value)| (Bytes(name.into_vec()), Bytes(value.into_vec()))).collect()
 }
 
+/// Whether a variable's name matches the default excludes.
+pub(crate) fn looks_like_a_secret(name: &OsStr) -> bool {
+    DEFAULT_EXCLUDES.iter().any(|pattern| matches(pattern, name))
+}
+
 /// The steps of a policy in their order: inherit, default excludes, exclude, set, includeOnly.
 fn inherited(server: &[(OsString, OsString)], policy: &EnvPolicy) -> BTreeMap<OsString, OsString> {
     let keeps = |name: &OsStr| match policy.inherit {
@@ -45,7 +50,7 @@ fn inherited(server: &[(OsString, OsString)], policy: &EnvPolicy) -> BTreeMap<Os
     };
     let mut variables: BTreeMap<OsString, OsString> = server.iter().filter(|(name, _)| keeps(name)).cloned().collect();
     if !policy.ignore_default_excludes {
-        variables.retain(|name, _| !DEFAULT_EXCLUDES.iter().any(|pattern| matches(pattern, name)));
+        variables.retain(|name, _| !looks_like_a_secret(name));
     }
     variables.retain(|name, _| !policy.exclude.iter().any(|pattern| matches(pattern, name)));
     variables.extend(policy.set.iter().map(|(name, value)| (name.into(), value.into())));

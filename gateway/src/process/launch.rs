@@ -9,6 +9,7 @@ use portcullis_protocol::helper::{Command, Enforced, Step, StepFailed};
 use portcullis_protocol::path::{AbsolutePath, Bytes};
 use portcullis_protocol::process::{Size, StartParams};
 use portcullis_protocol::rpc::{RpcError, code};
+use portcullis_sandbox::mounts::named_device;
 use portcullis_sandbox::policy::{Files, Network, Policy};
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::pipe::{PipeFlags, pipe_with};
@@ -76,9 +77,10 @@ pub(crate) fn prepare(
     })?;
     let own_view = policy.is_some_and(|policy| policy.files != Files::Unrestricted);
     let may_dial = policy.is_some_and(|policy| policy.network == Network::Enabled);
+    let own_uid = policy.is_none_or(|policy| named_device(policy).is_none());
     let policy = policy.map(|policy| Bytes(policy.encode()));
     let limits = params.limits.unwrap_or_default();
-    Ok((Launch { session, policy, own_view, allow_unprotected, limits, may_dial, command, stdio }, ends))
+    Ok((Launch { session, policy, own_view, allow_unprotected, limits, may_dial, own_uid, command, stdio }, ends))
 }
 
 /// The error of a start that failed.

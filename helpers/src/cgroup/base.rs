@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 /// What the names of our directories begin with; then come the spawner's process id and a random number.
 const PREFIX: &str = "portcullis-";
 
-/// What the gateway moves into, below one of those.
+/// The group that the gateway moves into, below such a directory.
 const BESIDE: &str = "gateway";
 
 /// A place for each controller, or why there is none.
@@ -110,7 +110,8 @@ fn own_directory(own: &str, mounts: &str, controller: Option<&str>) -> Option<Pa
     places.next()
 }
 
-/// Removes what a spawner that has ended made, of which nobody is left: it was in there itself.
+/// Removes the groups of a spawner that has ended, once they hold no process. The spawner was a member itself, so it could not do
+/// this.
 pub(crate) fn remove_of(spawner: u32) {
     let read = |file: &str| fs::read_to_string(file).unwrap_or_default();
     let (own, mounts) = (read("/proc/self/cgroup"), read("/proc/self/mountinfo"));

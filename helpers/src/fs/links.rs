@@ -68,7 +68,7 @@ impl Links {
 
     fn add(&mut self, named: &AbsolutePath, resolved: Resolved, is_own: &impl Fn(&Path) -> bool) {
         let (path, links, missing) = match resolved {
-            Resolved::Real { path, links } => (path, links, false),
+            Resolved::Real { path, links } | Resolved::Hidden { path, links } => (path, links, false),
             Resolved::Missing { path, links } => (path, links, true),
             // The tables refuse it too, and with them the policy.
             Resolved::Refused(_problem) => return,
@@ -189,7 +189,7 @@ mod tests {
             if moves {
                 retarget(&tree, "current", "v2");
             }
-            let view = View::confined(&policy, roots).unwrap();
+            let view = View::confined(&policy, roots, &[]).unwrap();
             assert_eq!(read(&view, &tree, "v2/secret.env"), expect);
         }
     }
@@ -224,7 +224,7 @@ mod tests {
         let compile = |count: usize| {
             let entries: Vec<_> = entries[..count].iter().map(|path| (path.as_path(), "deny")).collect();
             let policy = policy(&entries, &[]);
-            View::confined(&policy, Roots::open(&policy).unwrap())
+            View::confined(&policy, Roots::open(&policy).unwrap(), &[])
         };
         assert!(compile(names.len() - 1).is_ok());
         let refused = compile(names.len()).unwrap_err().to_string();

@@ -7,8 +7,9 @@
 use super::os;
 use super::trace::{Last, Step, trace};
 use portcullis_protocol::helper::FsError;
-use portcullis_sandbox::compiled::Compiled;
+use portcullis_sandbox::compiled::{Compiled, Verdict};
 use portcullis_sandbox::gitfile::{is_a_strangers, line};
+use portcullis_sandbox::kernel_files::hidden;
 use portcullis_sandbox::policy::PROTECTED_NAMES;
 use portcullis_sandbox::survey::LEADING;
 use rustix::fs::{AtFlags, CWD, FileType, statat};
@@ -34,29 +35,30 @@ struct Pointed {
     place: PathBuf,
     /// The repository that it is a part of, or itself: an entry that names it, or something in it, takes the protection away.
     repository: Option<PathBuf>,
-    /// What led there.
+    /// The file that led there.
     pointer: PathBuf,
 }
 
 impl Pointers {
-    /// Reads them as they are now. `is_granted` says of which places an entry of its own takes the protection away.
+    /// Reads them as they are now. Of places that are writable by an entry of their own it takes the protection away.
     ///
     /// # Errors
     /// What cannot be read may point anywhere, so that nothing may be changed.
-    pub(super) fn read<'a>(roots: impl Iterator<Item = &'a Path>, is_granted: impl Fn(&Path) -> bool) -> Result<Self, FsError> {
+    pub(super) fn read<'a>(roots: impl Iterator<Item = &'a Path>, tables: &Compiled) -> Result<Self, FsError> {
         let mut pointers = Self::default();
         for root in roots {
             for name in PROTECTED_NAMES {
                 let place = root.join(name);
-                if !is_granted(&place) {
-                    pointers.add(root, &place, name == ".git")?;
+                if tables.verdict(&place) != Verdict::Write {
+                    let mut reading = Reading { pointers: &mut pointers, tables, pointer: &place };
+                    reading.add(root, name == ".git")?;
                 }
             }
         }
         Ok(pointers)
     }
 
-    /// Whether a link-free path leads to what is protected, and must stay.
+    /// Whether a link-free path leads to a protected place, and must not be moved.
     pub(super) fn lead_through(&self, real: &Path) -> bool {
         self.way.contains(real)
     }
@@ -75,8 +77,19 @@ impl Pointers {
         // The way leads to every tree.
         self.way.iter().any(|place| place.starts_with(tree))
     }
+}
 
-    fn add(&mut self, root: &Path, place: &Path, may_be_file: bool) -> Result<(), FsError> {
+/// The reading of one of them.
+struct Reading<'a> {
+    pointers: &'a mut Pointers,
+    tables: &'a Compiled,
+    /// The protected name.
+    pointer: &'a Path,
+}
+
+impl Reading<'_> {
+    fn add(&mut self, root: &Path, may_be_file: bool) -> Result<(), FsError> {
+        let place = self.pointer;
         let kind = match statat(CWD, place, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) if is_a_strangers(place, &stat) => return Ok(()),
             Ok(stat) => FileType::from_raw_mode(stat.st_mode),
@@ -87,7 +100,7 @@ impl Pointers {
         match kind {
             FileType::Symlink => {
                 if let Some(real) = self.follow(place)? {
-                    self.trees.push(Pointed { place: real, repository: None, pointer: place.to_owned() });
+                    self.pointers.trees.push(Pointed { place: real, repository: None, pointer: place.to_owned() });
                 }
             }
             FileType::RegularFile if may_be_file => {
@@ -96,18 +109,18 @@ impl Pointers {
                     other => other.map_err(os)?,
                 };
                 if let Some(target) = line.strip_prefix(b"gitdir: ") {
-                    self.repository(place, &root.join(OsStr::from_bytes(target)))?;
+                    self.repository(&root.join(OsStr::from_bytes(target)))?;
                 }
             }
             // A repository that shares hooks and settings with another one says so in a file.
-            FileType::Directory if may_be_file && line(&place.join("commondir")).is_ok() => self.repository(place, place)?,
+            FileType::Directory if may_be_file && line(&place.join("commondir")).is_ok() => self.repository(place)?,
             _in_place => {}
         }
         Ok(())
     }
 
     /// The directory of a work tree, and the one that it shares with others: hooks and settings lie there.
-    fn repository(&mut self, pointer: &Path, path: &Path) -> Result<(), FsError> {
+    fn repository(&mut self, path: &Path) -> Result<(), FsError> {
         let Some(real) = self.follow(path)? else {
             return Ok(());
         };
@@ -117,37 +130,46 @@ impl Pointers {
             if let Ok(line) = line(&shared)
                 && let Some(common) = self.follow(&real.join(OsStr::from_bytes(&line)))?
             {
-                self.protect(pointer, &common, &common);
+                self.protect(&common, &common);
                 whole = common;
             }
         }
         // These by an entry of their own only.
         for place in LEADING.map(|name| real.join(name)) {
-            self.protect(pointer, &place, &place);
+            self.protect(&place, &place);
         }
         let repository = if real.starts_with(&whole) { whole } else { real.clone() };
-        self.protect(pointer, &real, &repository);
+        self.protect(&real, &repository);
         Ok(())
     }
 
-    fn protect(&mut self, pointer: &Path, place: &Path, repository: &Path) {
-        let [place, repository, pointer] = [place, repository, pointer].map(Path::to_owned);
-        self.trees.push(Pointed { place, repository: Some(repository), pointer });
+    fn protect(&mut self, place: &Path, repository: &Path) {
+        let [place, repository, pointer] = [place, repository, self.pointer].map(Path::to_owned);
+        self.pointers.trees.push(Pointed { place, repository: Some(repository), pointer });
     }
 
-    /// Protects the way to where a path leads; none if it leads nowhere.
+    /// Protects the way to where a path leads; none if it leads nowhere, or to what the policy does not show: what is there must
+    /// decide over no call, or its answer would tell of it.
     fn follow(&mut self, path: &Path) -> Result<Option<PathBuf>, FsError> {
-        // Nothing is told to anybody of what lies on the way, so nothing needs to be judged.
+        let (way, tables, pointer) = (&mut self.pointers.way, self.tables, self.pointer);
+        let shared = pointer.join("commondir");
+        // The pointer itself is heeded also where another set of grants denies it.
+        let is_shown = |place: &Path| place == pointer || place == shared || tables.is_visible(place) && hidden(place).is_none();
+        let mut is_hidden = false;
         let traced = trace(path, Last::Follow, |step| {
-            if let Step::Name(place) = step {
-                self.way.insert(place.to_owned());
+            let Step::Name(place) = step else { return Ok(()) };
+            if !is_shown(place) {
+                is_hidden = true;
+                return Err(os(Errno::ACCESS));
             }
+            way.insert(place.to_owned());
             Ok(())
         });
         match traced {
+            _ if is_hidden => Ok(None),
             Ok(trace) => {
                 // Also what is missing: it could be made as a link to anywhere.
-                self.way.extend(trace.real.ancestors().map(Path::to_owned));
+                way.extend(trace.real.ancestors().map(Path::to_owned));
                 Ok(Some(trace.real))
             }
             // A loop, or more than this worker may look at: as far as it goes, the way is protected.

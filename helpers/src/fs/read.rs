@@ -53,8 +53,8 @@ pub(super) fn file(view: &View, path: &AbsolutePath, follow: bool, limit: u64) -
     into_memory(&file, content, limit)
 }
 
-/// An open regular file, for a handle. Whoever reads it has more rights than a confined worker: what the kernel judges again at each
-/// read is read here, as it is now.
+/// An open regular file, for a handle. The reader, the gateway, has more rights than a confined worker. So a file whose reads the
+/// kernel checks again each time is read here, as it is now.
 pub(super) fn open(view: &View, path: &AbsolutePath) -> Result<Answer, FsError> {
     let (file, stat) = open_regular(view, path, Follow::All)?;
     if view.rules().is_some() && check_handed_over(&file).is_err() {
@@ -251,7 +251,7 @@ mod tests {
         let mut content = vec![0; expect.len() + 1];
         assert_eq!(rustix::io::pread(&copy, &mut content[..], 0).unwrap(), expect.len());
         assert_eq!(content[..expect.len()], expect);
-        // The control: without a policy it is the file itself, which the gateway must not read for somebody confined.
+        // The control: without a policy it is the file itself, which the gateway must not read for a confined worker.
         assert!(check_handed_over(open(&View::unconfined()).descriptor.unwrap()).is_err());
     }
 

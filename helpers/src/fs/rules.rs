@@ -11,11 +11,12 @@ use portcullis_protocol::path::AbsolutePath;
 use portcullis_sandbox::compiled::{Compiled, Verdict};
 use portcullis_sandbox::explain::POINTED;
 use portcullis_sandbox::kernel_files::{FileSystem, Hidden, hidden};
+use portcullis_sandbox::mounts::{Found, FoundKind};
 use portcullis_sandbox::policy::{Access, Files, Policy, PolicyError};
 use portcullis_sandbox::roots::{Identity, Roots};
 use rustix::fs::{AtFlags, CWD, OFlags, statat};
 use rustix::io::Errno;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -48,11 +49,11 @@ fn is_kernels(real: &Path) -> bool {
 /// The rule over file systems that the kernel makes up.
 const KERNELS_OWN: &str = "the kernel's own files are never changed under a policy";
 
-/// The rule over names that file calls do not see, which no entry is behind: the component, why, and what to do instead.
+/// The rule for names that are hidden from file calls without an entry of the policy: the component, the reason, and the remedy.
 fn hidden_rule(hidden: Hidden<'_>) -> String {
     match hidden {
         Hidden::Process(at) => format!(
-            "`{}` stands for a process, of which file calls under a policy see none; name the file itself, or start a process that reads it",
+            "`{}` stands for a process, and file calls under a policy see no processes; name the file itself, or start a process that reads it",
             at.display()
         ),
         Hidden::Masked(at) => format!("`{}` shows the machine's kernel, which no policy grants", at.display()),
@@ -71,15 +72,20 @@ pub(super) struct Rules {
     leads: BTreeMap<PathBuf, BTreeSet<OsString>>,
     /// Those on the way of the policy's paths.
     links: Links,
+    /// Through which a protected name leads by a hidden place.
+    led: HashSet<PathBuf>,
 }
 
 impl Rules {
     /// None if the policy restricts no files.
-    pub(super) fn new(policy: &Policy, roots: Roots) -> Result<Option<Self>, PolicyError> {
+    pub(super) fn new(policy: &Policy, roots: Roots, found: &[Found]) -> Result<Option<Self>, PolicyError> {
         if policy.files == Files::Unrestricted {
             return Ok(None);
         }
-        let compiled = Compiled::new(policy, |path| roots.resolve(path))?;
+        let mut compiled = Compiled::new(policy, |path| roots.resolve(path))?;
+        compiled.protect(found);
+        let led =
+            found.iter().filter(|found| found.kind == FoundKind::Way).map(|found| found.path.as_path().to_owned()).collect();
         let leads = leads(policy, &roots);
         let mut identities: HashMap<PathBuf, Option<Identity>> = HashMap::new();
         for root in roots.all() {
@@ -88,7 +94,7 @@ impl Rules {
             *known = known.or(opened);
         }
         let links = Links::new(policy, &roots, |place| hidden(place).is_some())?;
-        Ok(Some(Self { compiled, identities, roots, leads, links }))
+        Ok(Some(Self { compiled, identities, roots, leads, links, led }))
     }
 
     /// That what the policy's paths resolved to is what they resolve to now.
@@ -133,7 +139,7 @@ impl Rules {
             ("a link that the policy's own paths lead through".to_owned(), None)
         } else {
             let over: Vec<&Path> = pointers.over(real, &self.compiled).collect();
-            match (over.is_empty(), pointers.lead_through(real)) {
+            match (over.is_empty(), pointers.lead_through(real) || self.led.contains(real)) {
                 (true, false) => return Ok(()),
                 (true, true) => (POINTED.to_owned(), None),
                 (false, _) => self.compiled.why_pointed(real, &over, |place| open_exact(place, OFlags::PATH).is_ok()),
@@ -145,8 +151,7 @@ impl Rules {
     /// Read anew each time, and for every writable root: something outside may have made one after the start.
     fn pointers(&self) -> Result<Pointers, FsError> {
         let writable = self.roots.all().iter().filter(|root| root.access == Access::Write);
-        let is_granted = |place: &Path| self.compiled.verdict(place) == Verdict::Write;
-        Pointers::read(writable.map(|root| root.real.as_path()), is_granted)
+        Pointers::read(writable.map(|root| root.real.as_path()), &self.compiled)
     }
 
     fn judge(&self, real: &Path, want: Want) -> Result<(), Errno> {
@@ -218,13 +223,14 @@ impl Rules {
         if now == self.identities.get(root).copied().flatten() { Ok(()) } else { Err(FsError::Stale) }
     }
 
-    /// That what was opened lies on a file system where it may be used so. The path does not tell: any may be mounted anywhere.
+    /// Checks that an opened file lies on a file system that allows this use. The path does not tell: every file system may be
+    /// mounted anywhere.
     pub(super) fn check_opened(&self, real: &Path, opened: &OwnedFd, want: Want) -> Result<(), FsError> {
         let (errno, rule) = match FileSystem::of(opened).map_err(os)? {
             FileSystem::Processes if !real.starts_with("/proc") => {
-                (Errno::ACCESS, "a procfs that is mounted elsewhere than /proc, of which file calls under a policy see nothing")
+                (Errno::ACCESS, "a procfs that is mounted elsewhere than /proc, which is hidden from file calls under a policy")
             }
-            FileSystem::Tracing => (Errno::ACCESS, "a file system that shows what processes do, which no policy grants"),
+            FileSystem::Tracing => (Errno::ACCESS, "a file system that shows the activity of processes, which no policy grants"),
             system if want == Want::Write && !system.can_be_changed() => (Errno::ROFS, KERNELS_OWN),
             _usable => return Ok(()),
         };
@@ -260,6 +266,7 @@ fn leads(policy: &Policy, roots: &Roots) -> BTreeMap<PathBuf, BTreeSet<OsString>
         }
     };
     granted.clone().map(AbsolutePath::as_path).for_each(&mut add);
-    roots.all().iter().filter(|root| root.access != Access::Deny).for_each(|root| add(&root.real));
+    let told = roots.all().iter().filter(|root| root.access != Access::Deny && !root.is_hidden);
+    told.for_each(|root| add(&root.real));
     leads
 }

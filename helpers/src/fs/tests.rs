@@ -85,7 +85,7 @@ pub(super) fn confined(entries: &[(&Path, &str)]) -> View {
 pub(super) fn confined_with(entries: &[(&Path, &str)], deny_globs: &[DenyGlob]) -> View {
     let policy = policy(entries, deny_globs);
     let roots = Roots::open(&policy).unwrap();
-    View::confined(&policy, roots).unwrap()
+    View::confined(&policy, roots, &[]).unwrap()
 }
 
 pub(super) fn policy(entries: &[(&Path, &str)], deny_globs: &[DenyGlob]) -> Policy {

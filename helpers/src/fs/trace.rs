@@ -74,7 +74,7 @@ pub(super) fn open_exact(path: &Path, flags: OFlags) -> Result<OwnedFd, Errno> {
 pub(super) enum Step<'a> {
     /// A name that is about to be looked at, without links before it.
     Name(&'a Path),
-    /// What that name turned out to be, opened with `O_PATH`.
+    /// The file of that name, opened with `O_PATH`.
     Found(&'a Path, &'a OwnedFd),
     /// A link that is about to be followed, and the names behind it as they stand: what the path is called here.
     Spelling(&'a Path),

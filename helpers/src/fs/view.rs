@@ -11,6 +11,7 @@ use super::trace::{Last, MOST_TRIES, Step, Trace, open_exact, trace};
 use super::{is, os};
 use crate::cover::Covers;
 use portcullis_protocol::helper::FsError;
+use portcullis_sandbox::mounts::Found;
 use portcullis_sandbox::policy::{Policy, PolicyError};
 use portcullis_sandbox::roots::Roots;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, fstat, openat, statat};
@@ -25,7 +26,7 @@ use std::sync::{Mutex, PoisonError};
 #[derive(Debug)]
 pub(crate) struct View {
     rules: Option<Rules>,
-    /// What the mounts of this process hold.
+    /// The covers of this process's mounts.
     covers: Mutex<Covers>,
 }
 
@@ -72,9 +73,10 @@ impl View {
         Self { rules: None, covers: Mutex::default() }
     }
 
-    /// What the policy grants. The kernel must be told separately.
-    pub(crate) fn confined(policy: &Policy, roots: Roots) -> Result<Self, PolicyError> {
-        Ok(Self { rules: Rules::new(policy, roots)?, covers: Mutex::default() })
+    /// What the policy grants, and where protected names lead as far as only a look at hidden places tells. The kernel must be told
+    /// separately.
+    pub(crate) fn confined(policy: &Policy, roots: Roots, found: &[Found]) -> Result<Self, PolicyError> {
+        Ok(Self { rules: Rules::new(policy, roots, found)?, covers: Mutex::default() })
     }
 
     /// The same, held by these mounts too.
@@ -86,10 +88,10 @@ impl View {
         self.rules.as_ref()
     }
 
-    /// That the policy's paths still lead where they led when it was compiled, and that the mounts still hold what they held then and
-    /// all that there is to hold; to be asked before each request.
+    /// Checks that the policy's paths still lead where they led when it was compiled, and that the mounts still cover every path
+    /// that has to be covered. Called before each request.
     pub(super) fn check_fresh(&self) -> Result<(), FsError> {
-        // A panic elsewhere does not make what is watched wrong: it is looked at anew.
+        // A panic elsewhere does not invalidate the covers: they are checked anew.
         if self.covers.lock().unwrap_or_else(PoisonError::into_inner).lost().is_some() {
             return Err(FsError::Stale);
         }
@@ -270,7 +272,7 @@ mod tests {
         prop::collection::vec((name, thing), 1..12)
     }
 
-    /// Puts things where there is room for them; what does not fit, or would land outside of the tree, is left out.
+    /// Puts files where they fit, and leaves out those that do not fit or would land outside of the tree.
     fn plant(tree: &Tree, things: &[(String, Thing)]) {
         plant_below(tree.root(), things);
     }

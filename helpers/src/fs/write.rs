@@ -69,7 +69,7 @@ pub(super) fn open(view: &View, path: &AbsolutePath) -> Result<Answer, FsError> 
         if view.rules().is_some() {
             check_local(file).map_err(|problem| {
                 FsError::Unsupported(format!(
-                    "a handle for writing cannot be had under a policy: {problem}; write the file whole with fs/writeFile"
+                    "a handle for writing is not available under a policy: {problem}; write the whole file with fs/writeFile"
                 ))
             })?;
         }

@@ -1,4 +1,4 @@
-//! Ends of children.
+//! Handling the ends of children.
 
 use super::{End, Spawner};
 use crate::children::Name;
@@ -13,7 +13,7 @@ use std::collections::HashSet;
 impl Spawner {
     /// Reaps every child that ended.
     pub(super) fn reap(&mut self) -> Result<(), End> {
-        // The counter of the signalfd only says that there is something; how many is waitid's to say.
+        // The signalfd reports only that some child ended; waitid finds which ones.
         let _drained = rustix::io::read(&self.signals, &mut [0_u8; 1024][..]);
         loop {
             match sys::ended_child() {
@@ -26,7 +26,7 @@ impl Spawner {
     }
 
     fn bury(&mut self, pid: Pid, status: ExitStatus) {
-        // Started comes before Exited, however quick the program was: what the launcher had to say is in the pipe by now.
+        // `Started` is sent before `Exited` even if the program ended at once: the launcher's report is in the pipe by now.
         if let Some(at) = self.launches.iter().position(|launch| launch.pid == pid) {
             let mut launch = self.launches.swap_remove(at);
             launch.read();
@@ -36,9 +36,10 @@ impl Spawner {
         self.listen(pid);
         let name = self.children.name(pid);
         sys::reap(pid);
+        self.uids.take_back(pid);
         let is_remover = self.removing.pid() == Some(pid);
         let tether = self.tethers.remove(&pid);
-        // A copy of it in somebody's hands would keep it there otherwise.
+        // If another process holds a duplicate, closing this one would not remove it from the epoll.
         let _out_already = tether.as_ref().map(|tether| epoll::delete(&self.said, tether));
         let is_stranger = name.is_none() && !is_remover && tether.is_none();
         let has_left_others = is_stranger || tether.as_ref().is_some_and(|tether| tether.leaves_others(status));
@@ -52,7 +53,7 @@ impl Spawner {
         if let Some(groups) = &mut self.groups {
             match left.group.take() {
                 Some(group) => groups.retire(group),
-                // The last of those who held one may just have ended.
+                // This may have been the last process in a retired group.
                 None => groups.sweep(),
             }
         }
@@ -67,11 +68,11 @@ impl Spawner {
             }
             Some(Name::Worker(id)) => {
                 self.children.remove(pid);
-                self.tell(&SpawnerEvent::WorkerEnded { id, status: Some(status) });
+                self.tell(&SpawnerEvent::WorkerEnded { id, status });
             }
             None => self.bury_init(left.token, None),
         }
-        // Whoever comes up to the spawner has lost its keeper, by its own hand maybe, and is ended.
+        // A process that becomes a child of the spawner has lost its keeper, and may have killed it. It is killed.
         if has_left_others {
             let is_ours =
                 |pid| self.children.name(pid).is_some() || self.removing.pid() == Some(pid) || self.tethers.contains_key(&pid);

@@ -1,4 +1,4 @@
-//! The spawner's side of the remover: which sandboxes it looks after, and whose ends wait for it.
+//! The spawner's side of the remover: the sandboxes that the remover watches, and the ends that wait for it.
 
 use super::Spawner;
 use crate::dispatch::complain;
@@ -10,18 +10,19 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
 
-/// So many removers in a row that end before they have said anything are replaced at once; the next start tries again.
+/// The number of consecutive removers that are replaced at once although they ended without a report. After that the next start
+/// forks another one.
 const MOST_LOST: u32 = 8;
 
-/// What is known of the remover.
+/// The state of the remover.
 #[derive(Debug, Default)]
 pub(super) struct Removing {
     records: Option<RecordsAt>,
     remover: Option<(Pid, OwnedFd)>,
     newest: Token,
-    /// Sandboxes that it looks after and has not told to be gone. None: init was not reaped yet.
+    /// The sandboxes that the remover watches and has not reported as gone. The value is `None` until init is reaped.
     waiting: HashMap<Token, Option<(u64, Outcome)>>,
-    /// Which of them are reaped.
+    /// Those of them whose init is reaped.
     reaped: HashSet<Token>,
     lost: u32,
 }
@@ -39,36 +40,36 @@ impl Removing {
         self.remover.as_ref().map(|(pid, _)| *pid)
     }
 
-    /// What to wait for.
+    /// The socket to the remover, to be polled.
     pub(super) fn socket(&self) -> Option<&OwnedFd> {
         self.remover.as_ref().map(|(_, socket)| socket)
     }
 
-    /// Lets go of it: it ends once nothing is left to remove.
+    /// Closes the socket to the remover, which ends when nothing is left to remove.
     pub(super) fn close(&mut self) -> Option<Pid> {
         self.remover.take().map(|(pid, _closed)| pid)
     }
 
-    /// A name for a sandbox that is about to be made, with both ends of its socket.
+    /// A token for a sandbox that is about to be made, with both ends of its socket.
     fn begin(&mut self) -> std::io::Result<(Token, OwnedFd, OwnedFd)> {
         let (ours, theirs) = remover::way()?;
         self.newest += 1;
         Ok((self.newest, ours, theirs))
     }
 
-    /// Has the remover look after an init that was not reaped.
+    /// Requests that the remover watches an init that is not reaped yet.
     pub(super) fn watch(&mut self, token: Token, socket: &OwnedFd, init: Pid, is_known: bool) -> Result<(), Errno> {
         self.waiting.insert(token, None);
         let Some((_, remover)) = &self.remover else { return Ok(()) };
         let init = pidfd_open(init, PidfdFlags::empty())?;
         match remover::watch(remover.as_fd(), token, socket.as_fd(), init.as_fd(), is_known) {
-            // It was killed, and the next one is told when that is known.
+            // The remover was killed. The next one gets the request when this one is reaped.
             Err(Errno::PIPE | Errno::CONNRESET) => Ok(()),
             other => other,
         }
     }
 
-    /// What the remover has told to be gone, and whose ends are to be told.
+    /// The sandboxes whose mount points are removed, and whose ends are to be reported now.
     fn take_gone(&mut self) -> Vec<(u64, Outcome)> {
         let mut ends = Vec::new();
         while let Some(token) = self.remover.as_ref().and_then(|(_, socket)| remover::next_gone(socket.as_fd())) {
@@ -81,14 +82,14 @@ impl Removing {
 }
 
 impl Spawner {
-    /// Tells the ends of which nothing is left.
+    /// Reports the ends of the sandboxes of which nothing is left.
     pub(super) fn hear_remover(&mut self) {
         for (id, end) in self.removing.take_gone() {
             self.tell_end(id, end);
         }
     }
 
-    /// After an init was reaped: its end is told once nothing of it is on the machine.
+    /// Called after an init was reaped: its end is reported once nothing of the sandbox is left on the machine.
     pub(super) fn bury_init(&mut self, token: Option<Token>, then: Option<(u64, Outcome)>) {
         let removing = &mut self.removing;
         match token.filter(|token| removing.waiting.contains_key(token)) {
@@ -96,7 +97,8 @@ impl Spawner {
                 removing.waiting.insert(token, then);
                 removing.reaped.insert(token);
             }
-            // It is gone already, or there is no remover that would tell; what is recorded goes with its next use.
+            // Its mount points are gone already, or there is no remover that could report it. Recorded mount points are removed
+            // with their next use.
             nothing_left => {
                 nothing_left.iter().for_each(|token| drop(removing.waiting.remove(token)));
                 if let Some((id, end)) = then {
@@ -106,7 +108,7 @@ impl Spawner {
         }
     }
 
-    /// A name for a sandbox that is about to be made, with both ends of its socket to the remover.
+    /// A token for a sandbox that is about to be made, with both ends of its socket to the remover.
     pub(super) fn begin_removing(&mut self) -> std::io::Result<(Token, OwnedFd, OwnedFd)> {
         if self.removing.remover.is_none() {
             self.engage_remover()?;
@@ -114,19 +116,19 @@ impl Spawner {
         self.removing.begin()
     }
 
-    /// After the remover was reaped, which somebody has killed: another one takes its place.
+    /// Called after a killed remover was reaped: another one takes its place.
     pub(super) fn replace_remover(&mut self) {
-        // What it said before.
+        // The reports that it sent before.
         self.hear_remover();
         self.removing.remover = None;
         self.removing.lost += 1;
         if self.removing.lost > MOST_LOST {
-            complain(format_args!("the remover of mount points ends again and again; the next start makes another one"));
+            complain(format_args!("the remover of mount points dies repeatedly; the next start forks another one"));
         } else if let Err(error) = self.engage_remover() {
             complain(format_args!("fork the remover of mount points: {error}"));
         }
         if self.removing.remover.is_none() {
-            // What is recorded goes with its next use.
+            // Recorded mount points are removed with their next use.
             let reaped: Vec<Token> = self.removing.reaped.drain().collect();
             for token in reaped {
                 if let Some((id, end)) = self.removing.waiting.remove(&token).flatten() {
@@ -136,11 +138,11 @@ impl Spawner {
         }
     }
 
-    /// Forks the remover, and hands it all that is to be looked after.
+    /// Forks the remover, and passes it all sandboxes that are to be watched.
     pub(super) fn engage_remover(&mut self) -> std::io::Result<()> {
         let (pid, socket) = remover::fork(self.removing.records.as_ref())?;
         for token in &self.removing.reaped {
-            // If it is killed meanwhile, the next one is asked.
+            // If this remover is killed meanwhile, the next one gets the request.
             let _killed = remover::sweep(socket.as_fd(), *token);
         }
         self.removing.remover = Some((pid, socket));
@@ -149,7 +151,7 @@ impl Spawner {
                 && self.removing.waiting.contains_key(token)
                 && let Err(errno) = self.removing.watch(*token, socket, *init, false)
             {
-                complain(format_args!("have a sandbox looked after again: {errno}; it is ended"));
+                complain(format_args!("pass a sandbox to the new remover: {errno}; the sandbox is ended"));
                 tether.end(*init);
             }
         }

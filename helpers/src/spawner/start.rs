@@ -1,6 +1,6 @@
-//! Starting: workers, and processes with their keepers.
+//! Starting workers, and processes with their keepers.
 
-use super::{MOST_LAUNCHES, Spawner};
+use super::{MOST_LAUNCHES, Spawner, users};
 use crate::cgroup::Group;
 use crate::children::Name;
 use crate::dispatch::complain;
@@ -28,20 +28,22 @@ impl Spawner {
     pub(super) fn start_worker(&mut self, id: u64, own_view: bool, descriptors: &[OwnedFd]) {
         let name = Name::Worker(id);
         let ([stdio, control], false) = (descriptors, self.children.contains(name)) else {
-            return self.tell(&SpawnerEvent::WorkerEnded { id, status: None });
+            let reason = format!("start worker {id}: wrong descriptors, or the id is in use");
+            return self.tell(&SpawnerEvent::WorkerFailed { id, reason });
         };
         match self.fork_worker(own_view) {
             Ok((Fork::Child, starter)) => launch::worker(&self.program, stdio, control, &starter),
             Ok((Fork::Parent(pid), _)) => self.children.add(name, pid),
             Err(error) => {
-                complain(format_args!("fork a worker: {error}"));
-                self.tell(&SpawnerEvent::WorkerEnded { id, status: None });
+                let reason = format!("fork a worker: {error}");
+                complain(&reason);
+                self.tell(&SpawnerEvent::WorkerFailed { id, reason });
             }
         }
     }
 
-    /// Forks a worker; one that makes itself a view straight into new namespaces, but for that of mounts: it takes a copy of the
-    /// machine's when it knows its policy.
+    /// Forks a worker. A worker that makes its own view is forked into new namespaces, except the mount namespace: it copies the
+    /// machine's mounts when it knows its policy.
     fn fork_worker(&self, own_view: bool) -> std::io::Result<(Fork, Starter)> {
         match self.namespaces {
             NamespaceLayer::Available { .. } if own_view => {
@@ -51,7 +53,7 @@ impl Spawner {
                 let ids = if let Users::First(user, group) = users { Some((user, group)) } else { None };
                 Ok((sys::fork_into(namespaces::flags(users.is_first()))?, Starter::Outside { spawner, ids }))
             }
-            // The gateway knows what it was told.
+            // The gateway was told that there are no namespaces, and should not request this.
             NamespaceLayer::Unavailable { .. } if own_view => Err(std::io::Error::from_raw_os_error(libc::EOPNOTSUPP)),
             _ => Ok((sys::fork()?, Starter::Parent(self.me))),
         }
@@ -88,7 +90,7 @@ impl Spawner {
                 let watched = line.as_ref().map(|(token, socket)| self.removing.watch(*token, socket, pid, true));
                 let tether = Tether::new(socket, session, line, *asked, group);
                 if let Some(Err(errno)) = watched {
-                    complain(format_args!("have a sandbox looked after: {errno}; it is ended"));
+                    complain(format_args!("register a sandbox with the remover: {errno}; the sandbox is ended"));
                     tether.end(pid);
                 }
                 self.hear(pid, &tether);
@@ -113,7 +115,7 @@ impl Spawner {
 
     fn decide(&mut self, order: &Order, id: u64, asked: &ProcessLimits) -> Result<Decided, StepFailed> {
         let is_init = self.has_namespaces(order);
-        let groups = self.groups.as_mut().ok_or_else(|| failed(Step::Frame, "start: before the first word", None))?;
+        let groups = self.groups.as_mut().ok_or_else(|| failed(Step::Frame, "start: the request came before `Hello`", None))?;
         limit::decide(asked, groups, &order.session, id, is_init)
     }
 
@@ -127,13 +129,14 @@ impl Spawner {
         }
     }
 
-    /// A keeper with its order: a spare, or one that is forked for it.
+    /// Gives an order to a keeper: to a spare, or to one that is forked for it.
     fn keeper(&mut self, order: Order, result: OwnedFd) -> Result<Kept, (&'static str, std::io::Error)> {
         let session = order.session.clone();
         let (ours, tether) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
             .map_err(|errno| ("make a socket to the keeper", errno.into()))?;
         rustix::io::ioctl_fionbio(&ours, true).map_err(|errno| ("make a socket to the keeper", errno.into()))?;
-        // Before anything runs: programs of the same user may have used up what it takes. Whose it is, is said once that is known.
+        // Added before any process is started: programs of the same user may have used up the watches. The process id is set when
+        // it is known.
         epoll::add(&self.said, &ours, EventData::new_u64(0), EventFlags::empty()).map_err(|errno| {
             (
                 "wait for the keeper (processes of this user may use up fs.epoll.max_user_watches: end some, or raise it)",
@@ -143,12 +146,15 @@ impl Spawner {
         let (pid, line) = match self.namespaces {
             NamespaceLayer::Available { user, .. } if order.own_view => {
                 let (token, socket, line) =
-                    self.begin_removing().map_err(|error| ("have the mount points of a sandbox looked after", error))?;
+                    self.begin_removing().map_err(|error| ("register the sandbox with the remover of mount points", error))?;
                 let ends = Ends { result, tether, line: Some(line) };
-                // Those that wait have a network of their own.
-                let ready = if order.own_network { self.hand_to_spare(&order, &ends) } else { None };
-                let pid = ready.map_or_else(|| fork_init(order, ends, user), Ok);
-                (pid.map_err(|error| ("make the namespaces of a sandbox", error))?, Some((token, socket)))
+                // Spares have their own network, and their own user id if the server has a range of them.
+                let ready = if order.own_network && order.own_uid { self.hand_to_spare(&order, &ends) } else { None };
+                let pid = match ready {
+                    Some(pid) => pid,
+                    None => self.fork_init(order, ends, user)?,
+                };
+                (pid, Some((token, socket)))
             }
             _ => match sys::fork().map_err(|error| ("fork a keeper", error))? {
                 Fork::Child => keeper::run(order, Ends { result, tether, line: None }),
@@ -158,48 +164,51 @@ impl Spawner {
         Ok((pid, line, session, ours))
     }
 
-    /// Has a spare be the init of what is ordered, if there is one that takes it.
+    /// Makes a spare the init of the ordered sandbox, if there is a spare that takes the order.
     fn hand_to_spare(&mut self, order: &Order, ends: &Ends) -> Option<Pid> {
         let bytes = spare::written(order)?;
         while let Some(spare) = self.spares.take(Instant::now()) {
             if spare.hand(&bytes, order, ends).is_ok() {
-                // From here on it has another name.
+                // From now on it is listed as a process.
                 self.children.remove(spare.pid);
                 return Some(spare.pid);
             }
-            // It has ended, or ends with the way to it.
+            // It has ended, or ends when its socket is closed.
         }
         None
     }
 
-    /// Has an init wait for an order.
+    /// Forks an init that waits for an order.
     pub(super) fn make_spare(&mut self) {
         let NamespaceLayer::Available { user, .. } = self.namespaces else { return self.spares.give_up() };
+        let mounts = self.spares.mounts();
         let forked = spare::way().map_err(std::io::Error::from).and_then(|(ours, theirs)| {
-            let users = Users::here(user);
-            match sys::fork_into(namespaces::flags(users.is_first()))? {
-                Fork::Child => init::wait(&theirs, users),
-                Fork::Parent(pid) => Ok(Spare { pid, way: ours }),
+            let (users, lease) = (Users::here(user), self.uids.lease()?);
+            match sys::fork_into(namespaces::flags(users.is_first())) {
+                Ok(Fork::Child) => init::wait(&theirs, users, lease),
+                forked => Ok((self.lend(lease, forked)?, ours)),
             }
         });
         match forked {
-            Ok(spare) => {
+            Ok((pid, way)) => {
+                let spare = Spare { pid, way, mounts };
                 self.children.add(Name::Spare(spare.pid), spare.pid);
                 self.spares.add(spare);
             }
-            // Whoever starts next forks, and tells what is wrong.
+            // The next start forks an init itself, and reports the error.
             Err(_error) => self.spares.give_up(),
+        }
+    }
+
+    fn fork_init(&mut self, order: Order, ends: Ends, user: bool) -> Result<Pid, (&'static str, std::io::Error)> {
+        let users = Users::here(user);
+        let lease = self.lease().map_err(|error| (users::NO_UID, error))?;
+        match sys::fork_into(namespaces::flags(users.is_first())) {
+            Ok(Fork::Child) => init::run(order, ends, users, lease),
+            forked => self.lend(lease, forked).map_err(|error| ("make the namespaces of a sandbox", error)),
         }
     }
 }
 
-/// A keeper with what the spawner holds of it: of an init also what the remover knows it by; its session, and its tether.
+/// A keeper with its session and its tether; an init also with its token and its socket to the remover.
 type Kept = (Pid, Option<(Token, OwnedFd)>, String, OwnedFd);
-
-fn fork_init(order: Order, ends: Ends, user: bool) -> std::io::Result<Pid> {
-    let users = Users::here(user);
-    match sys::fork_into(namespaces::flags(users.is_first()))? {
-        Fork::Child => init::run(order, ends, users),
-        Fork::Parent(pid) => Ok(pid),
-    }
-}

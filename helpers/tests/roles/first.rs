@@ -24,18 +24,8 @@ fn reading() -> Policy {
     policy(&[(Path::new("/"), Access::Read)])
 }
 
-/// Starts a script that has said `ready`: its init, and what it writes.
 fn start(spawner: &mut Spawner, script: &str, policy: &Policy) -> (i32, BufReader<File>) {
-    let (stdout, _stderr) = spawner.start_process(1, &shell(script), Some(policy));
-    let init = match spawner.event() {
-        SpawnerEvent::Started { pid, .. } => pid,
-        other => panic!("{other:?}"),
-    };
-    let mut stdout = BufReader::new(stdout);
-    let mut line = String::new();
-    stdout.read_line(&mut line).unwrap();
-    assert_eq!(line, "ready\n");
-    (init, stdout)
+    super::uids::start(spawner, 1, &shell(script), policy)
 }
 
 fn field(process: i32, name: &str) -> String {
@@ -182,9 +172,13 @@ fn a_sandbox_of_root_has_users_of_its_own() {
         assert_eq!(enforced.namespaces.first().map(String::as_str), Some("user"), "{enforced:?}");
         let lines: Vec<String> = BufReader::new(stdout).lines().take(6).map(Result::unwrap).collect();
         let words: Vec<Vec<&str>> = lines.iter().map(|line| line.split_whitespace().collect()).collect();
-        let only: &[&str] = &["0", "0", "1"];
+        // Outside it is the user of its own.
+        let outside = field(init, "Uid");
+        let outside = outside.split_whitespace().next().unwrap();
+        assert_eq!(enforced.own_uid, outside != "0", "{enforced:?}");
+        let only: &[&str] = &["0", outside, "1"];
         assert_eq!(words, [&["ready"], only, only, &["deny"], &["0"], &["0"]]);
-        // Init is in it as well, or it could neither read nor end what it keeps.
+        // Init is in it as well, or it could neither read nor end its processes.
         wait_for_filter(init);
         assert_no_rights(init);
         let own = fs::read_link(format!("/proc/{init}/ns/user")).unwrap();
@@ -230,7 +224,7 @@ fn root_in_a_sandbox_has_no_power_over_others() {
         let (outside, _) = spawner.run(&shell(&format!("{enter}{act}")), None);
         assert_eq!(outside.status, ExitStatus::Code(0), "the control: {act}: {}", outside.stderr);
     }
-    // What tools do with files of its own, and how others' look.
+    // Tools on files of its own, and the owners of other files.
     let all = "chown 0:0 own && chmod 600 own && cp -p own copy && tar cf t own && tar xf t && rm own && mv copy own && stat -c %u own foreign && \
                ./set-id -u && grep -c 'CapEff:.*[1-9a-f]' /proc/self/status";
     let (inside, _) = spawner.run(&shell(&format!("{enter}{all}")), Some(&writing));

@@ -7,6 +7,8 @@ use portcullis_protocol::helper::{
 };
 use portcullis_protocol::limit::{ProcessLimits, SessionLimits};
 use portcullis_protocol::path::{AbsolutePath, Bytes};
+use portcullis_protocol::uids::UidRange;
+use portcullis_sandbox::mounts::named_device;
 use portcullis_sandbox::policy::{Access, Files, Grant, Grants, Network, Policy};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
@@ -78,7 +80,7 @@ impl Channel {
         }
     }
 
-    /// The socket alone, for what is no frame.
+    /// The socket alone, for data that is not a frame.
     pub(crate) fn into_socket(self) -> OwnedFd {
         self.socket
     }
@@ -104,7 +106,7 @@ fn start_role_called(name: &str, role: Role, build: &str, stdio: OwnedFd) -> Chi
         .unwrap()
 }
 
-/// Where spawners note what they make on the machine.
+/// The directory in which spawners record mount points.
 pub(crate) static RECORDS: OnceLock<PathBuf> = OnceLock::new();
 
 fn records() -> Bytes {
@@ -134,19 +136,48 @@ impl Spawner {
 
     /// One whose sessions have limits, as far as it can hold them.
     pub(crate) fn start_with(session_limits: SessionLimits) -> (Self, CgroupLayer) {
-        Self::begin("portcullis", session_limits)
+        Self::begin("portcullis", session_limits, Some(UidRange::DEFAULT))
     }
 
     /// One of which the helpers are called so.
     pub(crate) fn start_called(name: &str) -> Self {
-        Self::begin(name, SessionLimits::default()).0
+        Self::begin(name, SessionLimits::default(), Some(UidRange::DEFAULT)).0
     }
 
-    fn begin(name: &str, session_limits: SessionLimits) -> (Self, CgroupLayer) {
-        let (mut channel, theirs) = Channel::pair();
-        let process = start_role_called(name, Role::Spawner, BUILD, theirs);
+    /// One that gives its sandboxes these user ids; none: its own.
+    pub(crate) fn start_of(uids: Option<&str>) -> Self {
+        Self::begin("portcullis", SessionLimits::default(), uids.and_then(|text| UidRange::parse(text).unwrap())).0
+    }
+
+    /// One in mounts of its own, to which a script has added something.
+    pub(crate) fn start_in(mounts: &str) -> Self {
+        Self::start_in_with(mounts, true)
+    }
+
+    /// The same with or without user ids of their own for sandboxes.
+    pub(crate) fn start_in_with(mounts: &str, has_uids: bool) -> Self {
+        let (channel, theirs) = Channel::pair();
+        let output = theirs.try_clone().unwrap();
+        let script = format!("{mounts}\nexec \"$0\" \"$@\"");
+        let process = std::process::Command::new("unshare")
+            .args(["--mount", "--propagation", "private", "sh", "-ec", &script])
+            .arg(std::env::current_exe().unwrap())
+            .args([HIDDEN_FLAG, Role::Spawner.name(), BUILD])
+            .stdin(theirs)
+            .stdout(output)
+            .spawn()
+            .unwrap();
+        Self::greet(channel, process, SessionLimits::default(), has_uids.then_some(UidRange::DEFAULT)).0
+    }
+
+    fn begin(name: &str, session_limits: SessionLimits, uids: Option<UidRange>) -> (Self, CgroupLayer) {
+        let (channel, theirs) = Channel::pair();
+        Self::greet(channel, start_role_called(name, Role::Spawner, BUILD, theirs), session_limits, uids)
+    }
+
+    fn greet(mut channel: Channel, process: Child, session_limits: SessionLimits, uids: Option<UidRange>) -> (Self, CgroupLayer) {
         let (build, bounds) = (BUILD.to_owned(), Default::default());
-        channel.send(&SpawnerRequest::Hello { build, session_limits, bounds, records: Some(records()) }, b"", &[]);
+        channel.send(&SpawnerRequest::Hello { build, session_limits, bounds, records: Some(records()), uids }, b"", &[]);
         let SpawnerEvent::Ready { cgroups, namespaces } = channel.expect() else { panic!("its first word is another") };
         (Self { channel: Some(channel), process, newest: 1000, namespaces }, cgroups)
     }
@@ -171,6 +202,7 @@ impl Spawner {
             policy: policy.map(|policy| Bytes(policy.encode())),
             own_view: policy.is_some(),
             own_network: policy.is_some_and(|policy| policy.network == Network::Restricted),
+            own_uid: policy.is_none_or(|policy| named_device(policy).is_none()),
             allow_unprotected: true,
             limits: ProcessLimits::default(),
             command: Bytes(encoded(command)),
@@ -201,6 +233,21 @@ impl Spawner {
                 outcome.status = status;
                 (outcome, enforced, denials)
             }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Starts a program that writes nothing and succeeds, and waits for its end; or why it was not started.
+    pub(crate) fn try_to_run(&mut self, command: &Command, policy: Option<&Policy>) -> Result<(), StepFailed> {
+        self.newest += 1;
+        let _outputs = self.start_process(self.newest, command, policy);
+        match self.event() {
+            SpawnerEvent::Started { .. } => {}
+            SpawnerEvent::StartFailed { failure, .. } => return Err(failure),
+            other => panic!("{other:?}"),
+        }
+        match self.event() {
+            SpawnerEvent::Exited { id, status: ExitStatus::Code(0), .. } if id == self.newest => Ok(()),
             other => panic!("{other:?}"),
         }
     }
@@ -248,7 +295,11 @@ impl Worker {
 
     /// Starts one whose first request is in its socket before it knows its policy.
     pub(crate) fn try_start_with(policy: Option<&Policy>, early: Option<&FsRequest>) -> Result<Self, StepFailed> {
-        let spawner = Spawner::start();
+        Self::start_by(Spawner::start(), policy, early)
+    }
+
+    /// One of this spawner.
+    pub(crate) fn start_by(spawner: Spawner, policy: Option<&Policy>, early: Option<&FsRequest>) -> Result<Self, StepFailed> {
         let (channel, theirs) = Channel::pair();
         if let Some(request) = early {
             channel.send(request, b"early", &[]);
@@ -316,7 +367,7 @@ pub(crate) fn pipe() -> (OwnedFd, OwnedFd) {
     rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap()
 }
 
-fn encoded(command: &Command) -> Vec<u8> {
+pub(crate) fn encoded(command: &Command) -> Vec<u8> {
     let frame = encode(command, b"", 0).unwrap();
     frame[portcullis_protocol::helper::HEADER..].to_vec()
 }

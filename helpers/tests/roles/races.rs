@@ -48,7 +48,7 @@ fn a_removal_that_is_killed_is_done_again() {
     mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
     let writable = policy(&[(Path::new("/"), Access::Read), (&workspace, Access::Write)]);
     let mut spawner = Spawner::start();
-    let mut killed = 0;
+    let mut killed = 0_usize;
     for id in 1..=30 {
         let (stdout, _stderr) =
             spawner.start_process(id, &shell(&format!("echo on && exec cat {}", fifo.display())), Some(&writable));
@@ -59,20 +59,17 @@ fn a_removal_that_is_killed_is_done_again() {
         BufReader::new(stdout).read_line(&mut String::new()).unwrap();
         assert!(workspace.join(".git").is_dir(), "held while it runs");
         let remover = remover(&spawner);
-        // What it did at its start.
-        while !children(remover).is_empty() {}
         // It ends with its input.
         drop(File::create(&fifo).unwrap());
-        loop {
-            if let Some(new) = children(remover).first() {
-                // It may have ended by itself meanwhile.
-                let _ended = kill_process(Pid::from_raw(*new).unwrap(), Signal::KILL);
-                killed += 1;
-                break;
-            }
-            if !children(spawner.pid()).contains(&init) {
-                break;
-            }
+        // Those that remove are killed at a later moment in each round: before, while and after they do.
+        for _moment in 0..id * 8 {
+            std::thread::yield_now();
+        }
+        let is_running = children(spawner.pid()).contains(&init);
+        for child in children(remover) {
+            // It may have ended by itself meanwhile.
+            let _ended = kill_process(Pid::from_raw(child).unwrap(), Signal::KILL);
+            killed += usize::from(is_running);
         }
         assert!(matches!(spawner.event(), SpawnerEvent::Exited { id: ended, .. } if ended == id));
         let left: Vec<_> = fs::read_dir(&workspace).unwrap().map(|entry| entry.unwrap().file_name()).collect();

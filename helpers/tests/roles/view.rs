@@ -1,4 +1,5 @@
-//! What a view shows of the machine: its devices, its processes, its kernel, and nothing of what the process could not see anyway.
+//! The parts of the machine that a view shows: its devices, processes and kernel, and no file that the process could not see
+//! anyway.
 
 use super::gateway::{Spawner, Worker, command, policy, shell};
 use crate::Test;
@@ -16,6 +17,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 pub(crate) const TESTS: &[Test] = &[
+    ("view::a_renamed_directory_bares_no_kernel_mount", a_renamed_directory_bares_no_kernel_mount),
     ("view::kernel_mounts_below_a_grant_show_and_change_nothing", kernel_mounts_below_a_grant_show_and_change_nothing),
     ("view::a_device_needs_an_entry_in_every_set", a_device_needs_an_entry_in_every_set),
     ("view::denials_in_dev_and_proc_hold_or_are_refused", denials_in_dev_and_proc_hold_or_are_refused),
@@ -55,10 +57,37 @@ fn of(entries: &[(&str, Access)]) -> Policy {
     policy(&entries.iter().map(|(path, access)| (Path::new(*path), *access)).collect::<Vec<_>>())
 }
 
-/// Whether a script succeeds, and what it wrote.
+/// Whether a script succeeds, and its output.
 fn tried(spawner: &mut Spawner, script: &str, policy: Option<&Policy>) -> (bool, String) {
     let (outcome, _) = spawner.run(&shell(script), policy);
     (outcome.status == ExitStatus::Code(0), outcome.stdout + &outcome.stderr)
+}
+
+/// Any process that may write there renames it, and no mount changes by that.
+fn a_renamed_directory_bares_no_kernel_mount() {
+    if !geteuid().is_root() {
+        println!("skipped: only root can mount file systems of the kernel");
+        return;
+    }
+    let place = Place::new();
+    let (ws, names) = (place.directory("ws"), ["one", "other"]);
+    place.directory("ws/one/proc");
+    for uids in [true, false] {
+        let mounts = format!("mount -t proc proc {ws}/one/proc || mount -t proc proc {ws}/other/proc");
+        let mut spawner = Spawner::start_in_with(&mounts, uids);
+        let policy = of(&[ROOT, (&ws, Access::Write)]);
+        // Each start finds inits that were made ahead, before the directory was renamed the last time.
+        for round in 0..6 {
+            let (now, next) = (names[round % 2], names[(round + 1) % 2]);
+            let script =
+                format!("cd {ws} && ! cat {now}/proc/version {now}/proc/1/cmdline && ! touch {now}/proc/x && mv {now} {next}");
+            let (succeeds, said) = tried(&mut spawner, &script, Some(&policy));
+            assert!(succeeds, "round {round}: {said}");
+        }
+        // The control: without a sandbox it is shown.
+        assert!(tried(&mut spawner, &format!("cat {ws}/one/proc/version"), None).0);
+        spawner.close();
+    }
 }
 
 fn kernel_mounts_below_a_grant_show_and_change_nothing() {
@@ -69,7 +98,7 @@ fn kernel_mounts_below_a_grant_show_and_change_nothing() {
     // Mounts of a process of its own, which go with it: this program again.
     const INSIDE: &str = "PORTCULLIS_TEST_OWN_MOUNTS";
     let Some(top) = std::env::var_os(INSIDE) else {
-        // Removed out here, where nothing is mounted below it: what removes a directory would go on into the machine's devices.
+        // Removed out here, where nothing is mounted below it: a recursive removal would continue into the machine's devices.
         let place = Place::new();
         let test = "view::kernel_mounts_below_a_grant_show_and_change_nothing";
         let program = std::env::current_exe().unwrap();
@@ -97,7 +126,7 @@ fn kernel_mounts_below_a_grant_show_and_change_nothing() {
         ),
         ("mkdir dev/made && rmdir dev/made", false),
         (": < dev/zero", false),
-        // The controls: what is no file system of the kernel.
+        // The controls: other file systems than the kernel's.
         ("cat under/plain && echo x > under/made && rm under/made", true),
         ("ls sys/kernel && ls dev", true),
     ];
@@ -111,12 +140,12 @@ fn kernel_mounts_below_a_grant_show_and_change_nothing() {
             let (succeeds, said) = tried(&mut spawner, &script, Some(policy));
             assert_eq!(succeeds, is_free, "{act}: {said}");
         }
-        // What nothing confines changes no setting of the machine here: reading is control enough.
+        // The unconfined control changes no setting of the machine: it only reads.
         if !act.contains("> sys/") {
             assert!(tried(&mut spawner, &script, None).0, "the control: {act}");
         }
     }
-    // Named by an entry of its own it is no more.
+    // With an entry of its own it is shown.
     let proc = place.at("ws/a b/proc");
     let (succeeds, said) = tried(&mut spawner, &format!("cat '{proc}/version'"), Some(&of(&[ROOT, (&proc, Access::Write)])));
     assert!(!succeeds, "{said}");
@@ -169,7 +198,7 @@ fn a_device_needs_an_entry_in_every_set() {
                 assert!(!tried(&mut spawner, &format!(": < {node}"), Some(&policy)).0, "{entry}");
             }
             assert!(tried(&mut spawner, &format!(": < {node}"), None).0, "the control");
-            // What is no device is the workspace's as elsewhere.
+            // Files other than devices belong to the workspace as usual.
             let policy = of(&[ROOT, (&ws, Access::Write)]);
             assert!(tried(&mut spawner, &format!("echo x > {ws}/file"), Some(&policy)).0, "{ws}");
         }
@@ -202,7 +231,7 @@ fn denials_in_dev_and_proc_hold_or_are_refused() {
         let (succeeds, said) = tried(&mut spawner, "true", Some(&denying));
         assert!(succeeds, "others run: {denied}: {said}");
     }
-    // What an entry below grants is there.
+    // A path granted by an entry below is there.
     let leads = of(&[ROOT, ("/dev", Access::Deny), ("/dev/null", Access::Read)]);
     let (succeeds, said) = tried(&mut spawner, ": < /dev/null && ! ls /dev && ! head -c1 /dev/zero", Some(&leads));
     assert!(succeeds, "{said}");
@@ -380,11 +409,11 @@ fn agree(spawner: &mut Spawner, policy: &Policy, files: &[String]) -> Vec<bool> 
 
 fn a_linked_work_tree_commits_with_what_its_denials_name() {
     if Command::new("git").arg("version").output().is_err() {
-        println!("skipped: there is no git");
+        println!("skipped: git is not installed");
         return;
     }
     let mut spawner = Spawner::start();
-    // The repository beside what is writable, and in it.
+    // The repository beside the writable place, and in it.
     for is_inside in [false, true] {
         let place = Place::new();
         let (main, tree) = (place.directory("main"), place.at("tree"));

@@ -1,4 +1,4 @@
-//! Workers in a view of their own: what its mounts hold without the worker's judgement, and when it is replaced.
+//! Workers in a view of their own: the protection of its mounts without the worker's judgement, and its replacement.
 
 use super::gateway::{Channel, Spawner, Worker, policy};
 use crate::Test;
@@ -28,7 +28,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("views::a_worker_in_a_view_ends_by_order_and_with_its_spawner", a_worker_in_a_view_ends_by_order_and_with_its_spawner),
 ];
 
-/// What a spawner is called whose workers act without asking the policy.
+/// The name of a spawner whose workers do not check the policy.
 const WITHOUT_JUDGEMENT: &str = "portcullis-without-judgement";
 
 /// Access denied, read-only file system, device or resource busy.
@@ -172,7 +172,7 @@ pub(crate) fn without_judgement() -> Option<ExitCode> {
     let errno = |result: std::io::Result<()>| result.map_or_else(|error| error.raw_os_error().unwrap_or(-1), |()| 0);
     let call = |result: rustix::io::Result<()>| errno(result.map_err(Into::into));
     let mode = Mode::from_raw_mode(0o600);
-    // By way of what the worker holds open.
+    // Through a descriptor that the worker holds open.
     let below = |real: PathBuf, name: &str| {
         let held = roots.all().iter().find(|root| root.real == real).unwrap();
         call(openat(&held.descriptor.as_ref().unwrap().0, name, OFlags::RDONLY, Mode::empty()).map(drop))
@@ -197,7 +197,7 @@ pub(crate) fn without_judgement() -> Option<ExitCode> {
     Some(ExitCode::SUCCESS)
 }
 
-/// What a worker without judgement comes to.
+/// The results of a worker without judgement.
 fn act(own_view: bool, places: &Places) -> String {
     let spawner = Spawner::start_called(WITHOUT_JUDGEMENT);
     let (channel, theirs) = Channel::pair();
@@ -224,7 +224,8 @@ fn covers_hold_without_the_judgement() {
     assert_eq!(fs::read(places.at("ws/.git/config")).unwrap(), b"new");
 }
 
-/// That the worker's view is replaced after `change`, and that the next one refuses what the policy does: writing to `place`.
+/// Checks that the worker's view is replaced after `change`, and that the next one refuses a write to `place`, as the policy
+/// does.
 #[track_caller]
 fn is_replaced(places: &Places, place: &str, errno: i32, change: impl FnOnce()) {
     let mut worker = Worker::start(Some(&places.policy()));
@@ -257,7 +258,7 @@ fn a_lost_cover_retires_the_view() {
         fs::write(ws.join("next"), "secret").unwrap();
         fs::rename(ws.join("next"), ws.join("denied.txt")).unwrap();
     });
-    // What lies further up is moved, so that nothing happens in the directory of the cover.
+    // A directory further up is moved, so that nothing happens in the directory of the cover.
     is_replaced(&places, "out/way/secret", DENIED, || {
         fs::rename(&way, places.at("out/old")).unwrap();
         places.put("out/way/secret", "new");
@@ -358,11 +359,11 @@ fn a_worker_in_a_view_ends_by_order_and_with_its_spawner() {
     let places = Places::new();
     let mut worker = Worker::start(Some(&places.policy()));
     worker.spawner.send(&SpawnerRequest::KillWorker { id: 7 }, &[]);
-    assert_eq!(worker.spawner.event(), SpawnerEvent::WorkerEnded { id: 7, status: Some(ExitStatus::Signal(9)) });
+    assert_eq!(worker.spawner.event(), SpawnerEvent::WorkerEnded { id: 7, status: ExitStatus::Signal(9) });
     assert!(worker.channel.receive().is_none());
     let Worker { channel, mut spawner, .. } = Worker::start(Some(&places.policy()));
     drop(channel);
-    assert_eq!(spawner.event(), SpawnerEvent::WorkerEnded { id: 7, status: Some(ExitStatus::Code(0)) });
+    assert_eq!(spawner.event(), SpawnerEvent::WorkerEnded { id: 7, status: ExitStatus::Code(0) });
     // The spawner has no time to end it.
     let Worker { mut channel, spawner, .. } = Worker::start(Some(&places.policy()));
     kill_process(Pid::from_raw(spawner.pid()).unwrap(), Signal::KILL).unwrap();

@@ -296,10 +296,10 @@ fn a_removed_root_keeps_its_protected_names() {
 fn ends_with_its_socket_and_by_order() {
     let Worker { channel, mut spawner, .. } = Worker::start(None);
     drop(channel);
-    assert_eq!(spawner.event(), SpawnerEvent::WorkerEnded { id: 7, status: Some(ExitStatus::Code(0)) });
+    assert_eq!(spawner.event(), SpawnerEvent::WorkerEnded { id: 7, status: ExitStatus::Code(0) });
     let mut worker = Worker::start(None);
     worker.spawner.send(&SpawnerRequest::KillWorker { id: 7 }, &[]);
-    assert_eq!(worker.spawner.event(), SpawnerEvent::WorkerEnded { id: 7, status: Some(ExitStatus::Signal(9)) });
+    assert_eq!(worker.spawner.event(), SpawnerEvent::WorkerEnded { id: 7, status: ExitStatus::Signal(9) });
     assert!(worker.channel.receive().is_none());
 }
 

@@ -12,8 +12,8 @@ mod spawn;
 pub use frame::{Deframer, Frame, FrameError, decode, encode, encode_head};
 pub use fs::{DirectoryEntry, FileMetadata, FsDone, FsError, FsOperation, FsReply, FsRequest, OpenMode, WalkBounds, WalkEntry};
 pub use spawn::{
-    CgroupLayer, Command, Enforced, ExitStatus, NamespaceLayer, SpawnerEvent, SpawnerRequest, Step, StepFailed, WorkerAnswer,
-    WorkerSetup,
+    CgroupLayer, Command, Enforced, ExitStatus, NamespaceLayer, SpawnerEvent, SpawnerRequest, Step, StepFailed, Uids,
+    WorkerAnswer, WorkerSetup,
 };
 
 /// Identity of this build: package version and a hash of the sources of the crates on both ends of the frames.

@@ -4,6 +4,7 @@ use super::errno_text;
 use crate::denial::{Denial, Denials};
 use crate::limit::{DefaultBounds, LimitInForce, LimitReached, ProcessLimits, SessionLimits, TreeEnd};
 use crate::path::{AbsolutePath, Bytes};
+use crate::uids::UidRange;
 use serde::{Deserialize, Serialize};
 
 /// What the gateway asks of the spawner. Every request carries an id of the gateway's choice.
@@ -20,10 +21,12 @@ pub enum SpawnerRequest {
         /// A directory that is the user's alone, for records of what is made on the machine. Its path is real. Without it, what
         /// needs that is refused.
         records: Option<Bytes>,
+        /// The user ids of which each sandbox of root has one; none: it has the server's.
+        uids: Option<UidRange>,
     },
     /// Start a worker. Descriptors: its standard input and output (one socket), its control socket.
     Worker {
-        /// Names the worker in [`SpawnerEvent::WorkerEnded`].
+        /// Names the worker in [`SpawnerEvent::WorkerEnded`] and [`SpawnerEvent::WorkerFailed`].
         id: u64,
         /// In namespaces of its own, for a policy that restricts files. Only where the machine has them.
         own_view: bool,
@@ -42,6 +45,8 @@ pub enum SpawnerRequest {
         own_view: bool,
         /// The policy wants none of the machine's network, so that it gets one of its own with the view.
         own_network: bool,
+        /// And on a server of root a user id of its own on the machine: its policy names no device.
+        own_uid: bool,
         /// The operator accepts what the policy asks and the layers that are built cannot enforce on a process.
         allow_unprotected: bool,
         /// What it may use; the gateway sees to the output itself.
@@ -130,12 +135,19 @@ pub enum SpawnerEvent {
         /// The limits that it reached, as far as they can be seen.
         limits: Vec<LimitReached>,
     },
-    /// A worker ended, or could not be started.
+    /// A worker ended.
     WorkerEnded {
         /// The worker.
         id: u64,
-        /// How, if it ran.
-        status: Option<ExitStatus>,
+        /// How.
+        status: ExitStatus,
+    },
+    /// A worker could not be started.
+    WorkerFailed {
+        /// The worker.
+        id: u64,
+        /// The attempt and the kernel's answer.
+        reason: String,
     },
 }
 
@@ -194,6 +206,9 @@ pub struct Enforced {
     pub landlock_abi: u32,
     /// The namespaces of its own: `user`, `mount`, `pid`, `ipc`, `net`; none where that layer is not used.
     pub namespaces: Vec<String>,
+    /// Whether its user is one of its own on the machine, which nothing else that runs has.
+    #[serde(default)]
+    pub own_uid: bool,
     /// Whether `/proc` is its own. False in its own pid namespace means that the machine's is seen, read-only.
     pub own_proc: bool,
     /// Whether changes that it tries are seen, so that what is denied of them is known.
@@ -216,6 +231,9 @@ pub enum NamespaceLayer {
         own_proc: bool,
         /// Why they share the user namespace of the server, if they do.
         shared: String,
+        /// Whose user id they have on the machine.
+        #[serde(default)]
+        uids: Uids,
     },
     /// It does not.
     Unavailable {
@@ -223,6 +241,22 @@ pub enum NamespaceLayer {
         reason: String,
         /// What to do about it.
         remedy: String,
+    },
+}
+
+/// Whose user id the processes of sandboxes have on the machine.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
+pub enum Uids {
+    /// That of the server, which is an ordinary user, or whose operator wants it so.
+    #[default]
+    Servers,
+    /// Each sandbox of root has one of its own.
+    Own,
+    /// They are root's, although they were to have their own.
+    Refused {
+        /// What refused it.
+        reason: String,
     },
 }
 

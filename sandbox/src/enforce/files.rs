@@ -1,4 +1,4 @@
-//! What an fs worker gives up before it opens the roots of its policy, and its confinement in a view of its own.
+//! The capabilities that an fs worker gives up before it opens the roots of its policy, and its confinement in a view of its own.
 
 use super::{EnforceError, worker};
 use crate::limits;
@@ -35,8 +35,8 @@ pub fn hand_on_mounting() -> Result<(), EnforceError> {
     limits::keep_mounting(true).map_err(|errno| EnforceError::Capabilities { errno: errno.raw_os_error() })
 }
 
-/// Gives up what lets this process pass over the modes of files, before it opens or resolves a path of the policy: what lies in a
-/// directory that its user may not search is then missing to it from the start, whether it exists or not. [`worker`] comes after it.
+/// Gives up the capabilities that override file modes, before this process opens or resolves a path of the policy. A file in a
+/// directory that its user may not search is then missing from the start, whether it exists or not. [`worker`] comes after it.
 ///
 /// # Errors
 /// The system refuses; the process must end.

@@ -6,14 +6,14 @@ use rustix::fs::{AtFlags, CWD, FileType, fstat, statat, symlinkat};
 use rustix::io::Errno;
 use rustix::mount::MountAttrFlags;
 use std::ffi::OsStr;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-/// Devices without a state of their own, and the terminal that controls whoever opens it.
+/// Devices without state, and the controlling terminal of the process that opens it.
 const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
 
-/// Where programs look for the descriptors of their own, and for a new terminal.
-const LINKS: [(&str, &str); 5] = [
+/// Links by which programs find their own descriptors, and a new terminal.
+pub(super) const LINKS: [(&str, &str); 5] = [
     ("/proc/self/fd", "fd"),
     ("/proc/self/fd/0", "stdin"),
     ("/proc/self/fd/1", "stdout"),
@@ -21,29 +21,30 @@ const LINKS: [(&str, &str); 5] = [
     ("pts/ptmx", "ptmx"),
 ];
 
-/// Bound of what a sandbox keeps in `/dev/shm`.
+/// The maximum size of the content of `/dev/shm`.
 const SHARED_MEMORY: &str = "512m";
 
-/// Bound of the terminals of a sandbox. The machine has 4,096 for all (`kernel.pty.max`).
-const TERMINALS: &str = "256";
+/// The maximum number of terminals of a sandbox. The machine has 4,096 (`kernel.pty.max`), of which 1,024 are reserved for the
+/// initial instance.
+const TERMINALS: &str = "32";
 
-/// Bound of the directory itself: names and links only.
+/// The maximum size of the directory itself, which has only names and links.
 const DEVICE_DIRECTORY: &str = "64k";
 
-/// What of the machine's devices goes into a sandbox, taken before anything is mounted.
+/// The directory `/dev` of a sandbox, and the machine's devices that go into it.
 #[derive(Debug)]
 pub(super) struct Devices {
+    directory: Tree,
     nodes: Vec<(&'static str, Tree)>,
-    /// The terminal that the process was given.
-    console: Option<Tree>,
 }
 
 impl Devices {
-    pub(super) fn take(terminal: Option<BorrowedFd<'_>>) -> Result<Self, MountError> {
+    /// Takes the machine's devices, before anything is mounted.
+    pub(super) fn take() -> Result<Self, MountError> {
         let mut nodes = Vec::new();
         for name in DEVICES {
             let path = Path::new("/dev").join(name);
-            // What the machine does not have the sandbox has not either; a plain file under the name of a device neither.
+            // A device that the machine does not have is left out, and so is a regular file with the name of a device.
             if let Ok(node) = tree::try_open(&path)
                 && fstat(&node).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice)
             {
@@ -52,21 +53,14 @@ impl Devices {
                 nodes.push((name, tree));
             }
         }
-        let console = terminal.and_then(|terminal| console(terminal).ok());
-        Ok(Self { nodes, console })
+        Ok(Self { directory: tree::memory("755", DEVICE_DIRECTORY)?, nodes })
     }
 
-    /// Mounts them at `/dev`. The directory is still to be locked.
-    pub(super) fn mount(&self, target: BorrowedFd<'_>) -> Result<Tree, MountError> {
-        let path = Path::new("/dev");
-        let directory = tree::memory("755", DEVICE_DIRECTORY)?;
-        directory.attach(target, path)?;
-        let top = directory.top();
+    /// Puts all entries into the directory. `EINVAL`: it is not attached yet, and this kernel requires that.
+    pub(super) fn fill(&mut self) -> Result<(), MountError> {
+        let (path, top) = (Path::new("/dev"), self.directory.top());
         for (name, node) in &self.nodes {
             attach_file(top, name, node)?;
-        }
-        if let Some(console) = &self.console {
-            attach_file(top, "console", console)?;
         }
         for (to, name) in LINKS {
             symlinkat(to, top, name).map_err(MountError::at("link", &path.join(name)))?;
@@ -75,20 +69,45 @@ impl Devices {
         attach_directory(top, "shm", &shared)?;
         let lock = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC;
         let strings = [("ptmxmode", "0666"), ("mode", "0620"), ("max", TERMINALS)];
-        // A kernel that has one instance only takes the flag all the same: since Linux 4.7 each mount is one.
+        // The flag is for kernels before 4.7. Since then each mount is a separate instance, and the flag has no effect.
         let terminals = Tree::new(FileSystem { name: "devpts", flags: &["newinstance"], strings: &strings, lock })?;
         attach_directory(top, "pts", &terminals)?;
-        Ok(directory)
+        // All are attached.
+        self.nodes.clear();
+        Ok(())
+    }
+
+    /// The detached mounts.
+    pub(super) fn mounts(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.nodes.iter().map(|(_, node)| node).chain([&self.directory]).map(Tree::top)
+    }
+
+    /// Takes the terminal of a process, before anything is mounted. If that fails, the terminal only has no name inside: the
+    /// descriptors still work.
+    pub(super) fn console(terminal: BorrowedFd<'_>) -> Option<Tree> {
+        console(terminal).ok()
+    }
+
+    /// Attaches the terminal under the name by which `ttyname(3)` finds it inside.
+    pub(super) fn add_console(&self, console: &Tree) -> Result<(), MountError> {
+        attach_file(self.directory.top(), "console", console)
+    }
+
+    /// Attaches the directory, which is still to be locked.
+    pub(super) fn attach(&self, target: BorrowedFd<'_>) -> Result<(), MountError> {
+        self.directory.attach(target, Path::new("/dev"))
+    }
+
+    pub(super) fn into_directory(self) -> Tree {
+        self.directory
     }
 }
 
-/// The terminal under the name by which it can be found inside, as `ttyname(3)` looks for it. Only the name is lost if it
-/// cannot be had: the descriptors are there.
 fn console(terminal: BorrowedFd<'_>) -> Result<Tree, Errno> {
     let mut buffer = Vec::with_capacity(64);
     let name = rustix::termios::ttyname(terminal, std::mem::take(&mut buffer))?;
     let path = PathBuf::from(name.to_str().map_err(|_| Errno::INVAL)?);
-    // In the view of this mount namespace; what the descriptor itself came through is another one's.
+    // Opened in this mount namespace: the descriptor itself belongs to another one.
     let node = tree::try_open(&path)?;
     let (given, found) = (fstat(terminal)?, fstat(&node)?);
     if (given.st_rdev, given.st_ino) != (found.st_rdev, found.st_ino) {
@@ -99,13 +118,13 @@ fn console(terminal: BorrowedFd<'_>) -> Result<Tree, Errno> {
     Ok(tree)
 }
 
-/// What becomes `/proc`. The kernel gives a fresh one only where the machine's can be seen as a whole, so it is taken before the
-/// ground is laid.
+/// The mount that becomes `/proc`. The kernel allows a new procfs only while the machine's is visible without covers, so it is made
+/// before the ground is laid.
 #[derive(Debug)]
 pub(super) enum Processes {
-    /// Those of this pid namespace.
+    /// A new procfs of this pid namespace.
     Own(Tree),
-    /// The machine's, read-only, with those parts masked that are masked for everybody here, as in many containers.
+    /// The machine's, read-only, with the parts masked that are already masked here for all users, as in many containers.
     Machine(Option<Tree>),
 }
 
@@ -117,11 +136,19 @@ impl Processes {
         }
     }
 
-    /// Mounts them at `/proc`. Whether they are this namespace's own.
-    pub(super) fn mount(&self, target: BorrowedFd<'_>) -> Result<bool, MountError> {
-        let (Self::Own(tree) | Self::Machine(Some(tree))) = self else { return Ok(false) };
-        tree.attach(target, Path::new("/proc"))?;
+    /// Attaches the mount at `/proc`, if there is one. Returns whether it is this namespace's own.
+    pub(super) fn attach(&self, target: impl FnOnce() -> Result<OwnedFd, MountError>) -> Result<bool, MountError> {
+        let Some(tree) = self.tree() else { return Ok(false) };
+        tree.attach(target()?.as_fd(), Path::new("/proc"))?;
         Ok(matches!(self, Self::Own(_)))
+    }
+
+    /// The mount, if there is one.
+    pub(super) fn tree(&self) -> Option<&Tree> {
+        match self {
+            Self::Own(tree) | Self::Machine(Some(tree)) => Some(tree),
+            Self::Machine(None) => None,
+        }
     }
 }
 
@@ -143,7 +170,7 @@ fn attach_directory(at: BorrowedFd<'_>, name: &str, tree: &Tree) -> Result<(), M
     tree.attach(tree::make_directory(at, OsStr::new(name), &path)?.as_fd(), &path)
 }
 
-/// The machine's, if it is one.
+/// A clone of the machine's `/proc`, if it has one.
 fn machine_proc() -> Result<Option<Tree>, MountError> {
     let path = Path::new("/proc");
     let is_directory = statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW)

@@ -7,6 +7,7 @@
 //! Landlock as far as content goes.
 
 use super::device::Processes;
+use super::kernel;
 use super::mask::{Mask, Masks};
 use super::narrow::{Look, look};
 use super::tree::{self, Lock, Tree};
@@ -60,8 +61,9 @@ impl Ground {
         let path = Path::new("/proc");
         let processes = Processes::take()?;
         // What is mounted next covers them.
-        let masks = Masks::new(tree::open(path)?.as_fd())?;
-        let own_proc = processes.mount(tree::open(path)?.as_fd())?;
+        let masks = Masks::new()?;
+        masks.attach(tree::open(path)?.as_fd())?;
+        let own_proc = processes.attach(|| tree::open(path))?;
         Ok(Self { masks, own_proc })
     }
 
@@ -78,6 +80,8 @@ impl Ground {
         for (path, layer) in &layers {
             view.attach(path, layer, &self.masks)?;
         }
+        let places = places.into_iter().map(|(path, verdict)| (path.to_owned(), verdict)).collect();
+        kernel::mask_automounters(&places, &self.masks)?;
         Ok(view)
     }
 }

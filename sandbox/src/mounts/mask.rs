@@ -1,20 +1,20 @@
-//! Empty things to cover others with.
+//! Empty files and directories that serve as covers.
 
 use super::MountError;
 use super::tree::{self, Lock, Tree};
 use rustix::fs::{FileType, Mode, mkdirat, mknodat};
 use std::ffi::OsStr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 
-/// An empty thing.
+/// A kind of cover.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Mask {
-    /// A directory that can be listed and holds nothing.
+    /// An empty directory that can be listed.
     Empty,
-    /// A directory that nobody may open.
+    /// A directory that no process may open.
     Denied,
-    /// A file that nobody may open.
+    /// A file that no process may open.
     File,
 }
 
@@ -28,32 +28,39 @@ impl Mask {
     }
 }
 
-/// One of each, on a mount of their own.
+/// One cover of each kind, on a separate mount.
 #[derive(Debug)]
 pub(super) struct Masks {
-    directory: OwnedFd,
+    mount: Tree,
 }
 
 impl Masks {
-    /// Makes them on a mount at `target`, which the private `/dev` is going to cover: a mount can be cloned only where it is
-    /// attached.
-    pub(super) fn new(target: BorrowedFd<'_>) -> Result<Self, MountError> {
-        let path = Path::new("/dev");
+    /// Makes the covers on a detached mount.
+    pub(super) fn new() -> Result<Self, MountError> {
+        let path = Path::new("memory");
         let masks = tree::memory("755", "64k")?;
-        masks.attach(target, path)?;
         let fail = MountError::at("make the covers of denied places in", path);
         for (mask, mode) in [(Mask::Empty, 0o555), (Mask::Denied, 0o000)] {
             mkdirat(masks.top(), mask.name(), Mode::from_raw_mode(mode)).map_err(&fail)?;
         }
         mknodat(masks.top(), Mask::File.name(), FileType::RegularFile, Mode::empty(), 0).map_err(&fail)?;
         masks.lock_top(Lock::ReadOnly, path)?;
-        Ok(Self { directory: masks.into_descriptor() })
+        Ok(Self { mount: masks })
     }
 
-    /// One of them, to be attached.
+    /// Attaches the covers at `target`, which another mount will cover: before Linux 6.15 only an attached mount can be cloned.
+    pub(super) fn attach(&self, target: BorrowedFd<'_>) -> Result<(), MountError> {
+        self.mount.attach(target, Path::new("the covers of denied places"))
+    }
+
+    pub(super) fn top(&self) -> BorrowedFd<'_> {
+        self.mount.top()
+    }
+
+    /// A clone of one cover, to be attached.
     pub(super) fn tree(&self, mask: Mask) -> Result<Tree, MountError> {
         let path = Path::new(mask.name());
-        let source = tree::open_below(self.directory.as_fd(), OsStr::new(mask.name()), path)?;
+        let source = tree::open_below(self.mount.top(), OsStr::new(mask.name()), path)?;
         Tree::clone_of(source.as_fd(), path)
     }
 }

@@ -1,4 +1,4 @@
-//! Taking away from what is granted above: one cover for each place that is less.
+//! Narrowing grants: one cover for each path that has fewer rights than its parent.
 
 use super::mask::Mask;
 use super::place::{Builder, Spot};
@@ -8,12 +8,11 @@ use crate::compiled::Verdict;
 use crate::gitfile::is_a_strangers;
 use rustix::fs::{FileType, fstat};
 use rustix::io::Errno;
-use rustix::process::geteuid;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
 impl Builder<'_> {
-    /// Covers what is less than what is granted above.
+    /// Covers a path that has fewer rights than the grant above it.
     pub(super) fn narrow(
         &mut self,
         path: &Path,
@@ -30,16 +29,19 @@ impl Builder<'_> {
                 self.refuse_loose(first)?;
                 return self.narrow_missing(path, first, spot, above, announce);
             }
-            // Whoever may change that finds it held or denied by a place of its own, or may.
+            // The blocking file is held or denied by its own entry, or the policy allows changing it.
             Look::Blocked(place) => {
                 self.refuse_loose(place)?;
                 return Ok(None);
             }
-            Look::Locked => return self.cover_locked(path, above).map(|()| None),
+            Look::Locked => return self.cover_locked(path).map(|()| None),
+            Look::Failed(Errno::LOOP) if path.ancestors().skip(1).any(|above| self.known_links.contains(above)) => {
+                return Ok(None);
+            }
             Look::Failed(errno) => return Err(MountError::at("open", path)(errno)),
         };
         let stat = fstat(&target).map_err(MountError::at("look at", path))?;
-        // Another sandbox may use it too: with a lock its maker leaves it there.
+        // Another sandbox may use this mount point, too. With a second lock, its maker does not remove it.
         if self.records.is_some() && (point::may_be_one(&target, path) || point::is_ours(&target, path, self.records)) {
             return self.hold(path, spot, announce);
         }
@@ -54,7 +56,7 @@ impl Builder<'_> {
             self.cover(path, &tree, is_a_strangers(path, &stat))?;
         } else {
             let mount = match kind {
-                // What the link leads to is judged where it is; the link itself holds nothing.
+                // The target of the link is judged at its own path; the link itself has no content to deny.
                 FileType::Symlink => return Ok(None),
                 FileType::Directory if spot.leads_on => self.lead_through(target.as_fd(), path)?.mount(path)?,
                 kind => {
@@ -70,15 +72,14 @@ impl Builder<'_> {
         Ok(None)
     }
 
-    /// Covers the directory that may not be searched on the way to a place. Nothing in it is known here, nor to the process; but its
-    /// owner could open it any time, and what is denied in it would lie bare.
-    pub(super) fn cover_locked(&mut self, path: &Path, above: Verdict) -> Result<(), MountError> {
+    /// Covers the directory above a path that may not be searched. Neither this process nor the confined one can see its content.
+    /// But its owner, possibly the confined process, could make it searchable at any time, and denied files in it would be exposed.
+    pub(super) fn cover_locked(&mut self, path: &Path) -> Result<(), MountError> {
         let there = |place: &Path| tree::try_open(place).ok().map(|target| (place.to_owned(), target));
         let Some((place, target)) = path.ancestors().skip(1).find_map(there) else { return Ok(()) };
         if self.locked.contains(&place) || place == Path::new("/") {
             return Ok(());
         }
-        refuse_locked(path, above)?;
         let stat = fstat(&target).map_err(MountError::at("look at", &place))?;
         let tree = self.mask(Mask::Denied)?;
         tree.attach(target.as_fd(), &place)?;
@@ -87,8 +88,8 @@ impl Builder<'_> {
         Ok(())
     }
 
-    /// Notes a cover that has to stay. What a stranger may remove any time, in a directory that all share, is not worth a sandbox's
-    /// life, or strangers could end it.
+    /// Notes a cover that must stay in place. A file of another user in a shared directory is left out: that user may remove it at
+    /// any time, and could so end the sandbox.
     pub(super) fn cover(&mut self, path: &Path, tree: &Tree, is_a_strangers: bool) -> Result<(), MountError> {
         if !is_a_strangers {
             self.covered.push(Cover { path: path.to_owned(), mount: tree.mount(path)? });
@@ -96,7 +97,7 @@ impl Builder<'_> {
         Ok(())
     }
 
-    /// The first name on the way that is missing stands for what is below it.
+    /// Narrows a path that does not exist. Its first missing component stands for everything below it.
     fn narrow_missing(
         &mut self,
         path: &Path,
@@ -107,9 +108,9 @@ impl Builder<'_> {
     ) -> Result<Option<Point>, MountError> {
         match (above, spot.verdict.is_granted()) {
             (Verdict::Write, _) => self.hold(missing, spot, announce),
-            // Nobody inside can make it, and there is nothing that one could change in it.
+            // No process inside can make it, and it has no content to change.
             (_, true) => Ok(None),
-            // Somebody outside can.
+            // A process outside can make it.
             (_, false) => {
                 self.awaited.push(path.to_owned());
                 Ok(None)
@@ -117,7 +118,8 @@ impl Builder<'_> {
         }
     }
 
-    /// What was missing when the way to a place was to be held, and leads there now, could be moved away with its place.
+    /// Refuses a path below a directory that was missing when it was to be held, and exists now: the directory could be moved away
+    /// with everything below it.
     fn refuse_loose(&self, path: &Path) -> Result<(), MountError> {
         match path.ancestors().skip(1).find(|above| self.loose.contains(*above)) {
             Some(above) => Err(MountError::refused(format!(
@@ -128,16 +130,20 @@ impl Builder<'_> {
         }
     }
 
-    /// Holds a name for as long as the sandbox lives, by a mount point that is made or shared. One that was removed meanwhile, while a
-    /// stranger's lock kept this process from its own, is made again.
+    /// Holds a name for as long as the sandbox lives, by a mount point that is made or shared. If the mount point is removed while
+    /// this process waits for another user's lock, it is made again.
     fn hold(&mut self, path: &Path, spot: &Spot, announce: &mut dyn FnMut(&Path)) -> Result<Option<Point>, MountError> {
-        // Covered, it cannot be moved.
+        // A covered name cannot be moved.
         self.loose.remove(path);
         let records = self.records.ok_or_else(|| no_records(path))?;
         announce(path);
         let mut attempts = 0;
         loop {
-            let Some(point) = Point::make(path, records)? else { return Ok(None) };
+            let point = match Point::make(path, records) {
+                Err(error) if is_refused(&error) => return Self::hold_by_directory(path, error).map(|()| None),
+                made => made?,
+            };
+            let Some(point) = point else { return Ok(None) };
             match self.cover_point(path, spot, &point) {
                 Err(error) if error.errno == Errno::NOENT.raw_os_error() && attempts < MAX_HOLDS => attempts += 1,
                 covered => return covered.map(|()| Some(point)),
@@ -145,8 +151,17 @@ impl Builder<'_> {
         }
     }
 
+    /// Holds a name by its directory, in which this user cannot make files now. A process could make it writable again, or may have
+    /// made it read-only so that no name could be held there. So the directory is made read-only by its mount.
+    fn hold_by_directory(path: &Path, error: MountError) -> Result<(), MountError> {
+        let Some(directory) = path.parent().filter(|directory| *directory != Path::new("/")) else { return Err(error) };
+        // The directory is a mount already: a writable root, or a directory above one, which cannot be moved. Mounts below it keep
+        // their own rights.
+        tree::lock_path(directory, false, Lock::ReadOnly).map_err(|_no_mount| error)
+    }
+
     fn cover_point(&mut self, path: &Path, spot: &Spot, point: &Point) -> Result<(), MountError> {
-        // Opened anew without a right to its content: what stands there now is what is held, by its identity.
+        // Opened again without access to its content. The identity shows whether it is still the held directory.
         let target = tree::open(path)?;
         if !is_same(&target, point.directory()) {
             let text = format!("mount on `{}`: it was replaced while the sandbox was made; start again", path.display());
@@ -155,30 +170,56 @@ impl Builder<'_> {
         let mask = if spot.verdict.is_granted() { Mask::Empty } else { Mask::Denied };
         let tree = self.mask(mask)?;
         tree.attach(target.as_fd(), path)?;
-        // Even if it is another user's, in a directory that all share: once its owner's last sandbox ends it may be removed.
+        // This cover must stay in place even if the mount point is another user's in a shared directory: it may be removed when the
+        // last sandbox of its owner ends.
         self.cover(path, &tree, false)
     }
 }
 
-/// Bound of the tries to cover a mount point that is removed meanwhile.
+/// The maximum number of attempts to cover a mount point that is removed meanwhile.
 const MAX_HOLDS: u32 = 16;
 
-/// What stands at a path.
+/// The state of a path.
 #[derive(Debug)]
 pub(super) enum Look<'a> {
     There(OwnedFd),
-    /// Nothing; this is the first name on the way that is missing, or is there only as long as another sandbox holds it.
+    /// It does not exist. The field is its first missing component, or the first that exists only while another sandbox holds it.
     Missing(&'a Path),
-    /// Something that is no directory stands in its way.
+    /// A component of the path is not a directory.
     Blocked(&'a Path),
-    /// The way to it may not be walked.
+    /// A directory above it may not be searched.
     Locked,
     Failed(Errno),
 }
 
-/// Looks from the top, once at each name, so that what others make and remove meanwhile is one or the other: taken first for missing
-/// and then for there, it would be covered as neither. `shares` says that what other sandboxes hold can be held too.
+/// Checks each component once, from the top, so that a file that others make and remove meanwhile either exists or is missing: if
+/// it were first taken as missing and then as existing, it would be covered as neither. `shares` says that names that other
+/// sandboxes hold can be held here, too.
 pub(super) fn look<'a>(path: &'a Path, shares: bool, records: Option<&Records>) -> Look<'a> {
+    look_at_end(path, shares, records).unwrap_or_else(|| look_from_top(path, shares, records))
+}
+
+/// Finds, with few system calls, an existing path, or one of which only the last component is missing. A directory with content is
+/// not a mount point that another sandbox holds. `None` in all other cases.
+fn look_at_end<'a>(path: &'a Path, shares: bool, records: Option<&Records>) -> Option<Look<'a>> {
+    match tree::try_open(path) {
+        Ok(there) => return Some(Look::There(there)),
+        Err(Errno::NOENT) => {}
+        Err(_other) => return None,
+    }
+    let (directory, name) = (tree::try_open(path.parent()?).ok()?, path.file_name()?);
+    if shares && point::is_ours(&directory, path.parent()?, records) {
+        return None;
+    }
+    // The deciding check.
+    match tree::try_open_below(directory.as_fd(), name) {
+        Ok(there) => Some(Look::There(there)),
+        Err(Errno::NOENT) => Some(Look::Missing(path)),
+        Err(_other) => None,
+    }
+}
+
+fn look_from_top<'a>(path: &'a Path, shares: bool, records: Option<&Records>) -> Look<'a> {
     let mut places: Vec<&Path> = path.ancestors().collect();
     places.reverse();
     let mut found = Look::Missing(path);
@@ -195,15 +236,20 @@ pub(super) fn look<'a>(path: &'a Path, shares: bool, records: Option<&Records>) 
     found
 }
 
+/// Whether the mode of a directory prevents making a file.
+fn is_refused(error: &MountError) -> bool {
+    [Errno::ACCESS, Errno::PERM].map(Errno::raw_os_error).contains(&error.errno)
+}
+
 fn is_same(left: &OwnedFd, right: &OwnedFd) -> bool {
     let identity = |descriptor: &OwnedFd| fstat(descriptor).map(|stat| (stat.st_dev, stat.st_ino));
     matches!((identity(left), identity(right)), (Ok(left), Ok(right)) if left == right)
 }
 
-/// What is made on the machine must be known to be ours, or it could never be removed.
+/// A mount point on the machine must be recorded as ours, or it could never be removed.
 fn no_records(path: &Path) -> MountError {
     MountError::refused(format!(
-        "hold `{}`: the server has no private directory to note what it makes on the machine; set HOME or XDG_RUNTIME_DIR to a \
+        "hold `{}`: the server has no private directory for records of its mount points; set HOME or XDG_RUNTIME_DIR to a \
          directory that only the server's user can change, and restart the server",
         path.display()
     ))
@@ -217,22 +263,6 @@ fn cannot_hold_link(path: &Path) -> MountError {
     ))
 }
 
-/// A place that cannot be reached now. Where the user may write, the owner of a directory can open it any time, so that the place
-/// would lie bare.
-fn refuse_locked(path: &Path, above: Verdict) -> Result<(), MountError> {
-    let own = geteuid().as_raw();
-    let stat = |place: &Path| tree::try_open(place).ok().and_then(|place| fstat(&place).ok());
-    let locked = path.ancestors().skip(1).find_map(|place| Some((place, stat(place)?)));
-    match locked {
-        Some((place, stat)) if above == Verdict::Write && stat.st_uid == own => Err(MountError::refused(format!(
-            "cover `{}`: `{}` is locked, and its owner could open it again inside; open it (chmod u+rwx)",
-            path.display(),
-            place.display()
-        ))),
-        _out_of_reach => Ok(()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::RecordsAt;
@@ -241,7 +271,7 @@ mod tests {
     use std::os::unix::fs::{DirBuilderExt, PermissionsExt, symlink};
 
     #[test]
-    fn each_name_is_there_or_missing_and_what_others_hold_is_missing_for_whoever_shares_it() {
+    fn names_held_by_other_sandboxes_count_as_missing_if_shared() {
         let directory = tempfile::tempdir().unwrap();
         let top = directory.path().canonicalize().unwrap();
         let at = |name: &str| top.join(name);
@@ -262,15 +292,15 @@ mod tests {
         assert_eq!(missing(&at("there/a/b/c"), true), Some(at("there/a")));
 
         let held = Point::make(&at("there/a"), &opened).unwrap().unwrap();
-        assert_eq!(missing(&at("there/a/b"), true), Some(at("there/a")), "to be held by this one too");
-        assert_eq!(missing(&at("there/a/b"), false), Some(at("there/a/b")), "out of reach, it need not be held");
+        assert_eq!(missing(&at("there/a/b"), true), Some(at("there/a")), "another sandbox can hold it, too");
+        assert_eq!(missing(&at("there/a/b"), false), Some(at("there/a/b")), "it need not be held");
         assert!(matches!(look(&at("there/a"), true, records), Look::There(_)));
         assert!(point::is_ours(held.directory(), &at("there/a"), records));
-        // Without a record it is what it is, whatever its mode.
+        // Without a record it is an ordinary directory, independent of its mode.
         fs::create_dir(at("there/c")).unwrap();
         fs::set_permissions(at("there/c"), fs::Permissions::from_mode(0o1755)).unwrap();
         assert_eq!(missing(&at("there/c/d"), true), Some(at("there/c/d")));
-        // Somebody's own.
+        // A directory of a user.
         fs::create_dir_all(at("there/a/b")).unwrap();
         fs::set_permissions(at("there/a/b"), fs::Permissions::from_mode(0o755)).unwrap();
         assert!(!point::is_ours(held.directory(), &at("there/a"), records));

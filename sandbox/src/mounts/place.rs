@@ -1,16 +1,15 @@
 //! The places of a policy, one mount each.
 
-use super::kernel::{KernelMounts, Treatment, is_own};
+use super::kernel::{self, KernelMounts, Treatment, is_own};
 use super::mask::{Mask, Masks};
 use super::own;
 use super::point::is_ours;
 use super::tree::{self, Lock, Tree};
 use super::{Cover, FoundKind, MountError, Plan, Point, Records};
-use crate::compiled::{Resolved, Verdict};
+use crate::compiled::{Compiled, Resolved, Verdict};
 use crate::roots::{Identity, Root};
 use rustix::fs::{CWD, FileType, fstat, readlinkat, symlinkat};
 use rustix::io::Errno;
-use rustix::mount::UnmountFlags;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -45,13 +44,6 @@ pub(super) struct Spot {
     is_pin: bool,
 }
 
-impl Spot {
-    /// Whether the machine's own is mounted there.
-    pub(super) fn is_taken(&self) -> bool {
-        self.tree.is_some()
-    }
-}
-
 /// Builds a view out of places.
 #[derive(Debug)]
 pub(super) struct Builder<'a> {
@@ -61,6 +53,8 @@ pub(super) struct Builder<'a> {
     base: Base,
     /// Links of the policy's own paths, and where they lead.
     links: Vec<(PathBuf, PathBuf)>,
+    /// All links that paths of the policy lead through. Below one of them a path has no place: its real path has one.
+    pub(super) known_links: BTreeSet<PathBuf>,
     /// Empty things to cover others with.
     masks: Option<Masks>,
     /// What was taken away below a granted place.
@@ -74,6 +68,8 @@ pub(super) struct Builder<'a> {
     pub(super) locked: BTreeSet<PathBuf>,
     /// File systems of the kernel.
     pub(super) kernel: KernelMounts,
+    /// As in [`super::Machine`].
+    locked_kernel: Option<Vec<PathBuf>>,
     /// Trees to be locked when everything in them is made.
     open_trees: Vec<(Tree, PathBuf)>,
     /// Those among them that are not to be listed then.
@@ -82,7 +78,7 @@ pub(super) struct Builder<'a> {
 
 impl<'a> Builder<'a> {
     /// Clones what is granted.
-    pub(super) fn take(plan: Plan<'a>, kernel: KernelMounts) -> Result<Self, MountError> {
+    pub(super) fn take(plan: Plan<'a>, kernel: KernelMounts, locked_kernel: Option<Vec<PathBuf>>) -> Result<Self, MountError> {
         let mut spots = BTreeMap::new();
         for (path, verdict) in places(&plan, &kernel) {
             let above = nearest(&spots, &path).map_or(Verdict::Unlisted, |spot| spot.verdict);
@@ -122,12 +118,14 @@ impl<'a> Builder<'a> {
             spots,
             base,
             links,
+            known_links: plan.roots.links().cloned().collect(),
             masks: None,
             covered: Vec::new(),
             awaited: Vec::new(),
             loose: BTreeSet::new(),
             locked: BTreeSet::new(),
             kernel,
+            locked_kernel,
             open_trees: Vec::new(),
             leading: BTreeSet::new(),
         })
@@ -146,13 +144,7 @@ impl<'a> Builder<'a> {
             return Ok(self.base);
         }
         let ground = tree::memory("755", GROUND)?;
-        ground.attach(tree::open(root)?.as_fd(), root)?;
-        let fail = MountError::at("make an empty ground the root, on", root);
-        rustix::process::fchdir(ground.top()).map_err(&fail)?;
-        // The old root comes to lie over the new one, and is taken off again: pivot_root(2), "pivot_root(".", ".")".
-        rustix::process::pivot_root(".", ".").map_err(&fail)?;
-        rustix::mount::unmount(".", UnmountFlags::DETACH).map_err(&fail)?;
-        rustix::process::chdir("/").map_err(&fail)?;
+        ground.become_root()?;
         self.lock_later(ground, root);
         Ok(self.base)
     }
@@ -168,7 +160,7 @@ impl<'a> Builder<'a> {
         let spots = std::mem::take(&mut self.spots);
         for (path, spot) in &spots {
             // These two are the sandbox's own: what is denied there is denied of them.
-            if is_own(path) && spot.verdict == Verdict::Denied {
+            if is_own(path) && spot.verdict == Verdict::Denied && !is_of_machine(&spots, path) {
                 self.narrow_own(path, spot)?;
                 continue;
             }
@@ -184,6 +176,13 @@ impl<'a> Builder<'a> {
             } else if above.is_granted() {
                 points.extend(self.narrow(path, spot, above, announce)?);
             }
+        }
+        let locked = match (self.locked_kernel.take(), &self.masks) {
+            (None, Some(masks)) => kernel::cover_all(masks, |path| is_own(path) && !is_of_machine(&spots, path))?,
+            (known, _) => known.unwrap_or_default(),
+        };
+        for path in locked.iter().filter(|path| nearest(&spots, path).is_some_and(|spot| spot.verdict.is_granted())) {
+            self.cover_locked(path)?;
         }
         self.narrow_kernel_mounts(&spots)?;
         self.place_links(&spots)?;
@@ -284,7 +283,7 @@ fn places(plan: &Plan<'_>, kernel: &KernelMounts) -> BTreeMap<PathBuf, Verdict> 
                 all.retain(|known, _| !known.starts_with(path));
                 all.insert(path.to_owned(), Verdict::Denied);
             }
-            FoundKind::Protected if plan.tables.verdict(path) == Verdict::Write => {
+            FoundKind::Protected if plan.tables.is_writable_but_pointed_at(path) => {
                 all.insert(path.to_owned(), Verdict::Protected);
             }
             // Those above come first, so that this is heard.
@@ -298,6 +297,7 @@ fn places(plan: &Plan<'_>, kernel: &KernelMounts) -> BTreeMap<PathBuf, Verdict> 
             FoundKind::Protected | FoundKind::Named | FoundKind::Nested | FoundKind::Way => {}
         }
     }
+    take_back(&mut all, plan.tables);
     for (path, verdict) in all.iter_mut().filter(|(path, verdict)| verdict.is_granted() && !is_own(path)) {
         let device = opened(plan, path).map(|(_, identity)| identity.device);
         *verdict = match device.and_then(|device| kernel.of_device(device)) {
@@ -308,6 +308,28 @@ fn places(plan: &Plan<'_>, kernel: &KernelMounts) -> BTreeMap<PathBuf, Verdict> 
     }
     own::add_denied(&mut all, plan.tables);
     all
+}
+
+/// Whether a path below `/dev` lies in what an entry took from the machine.
+fn is_of_machine(spots: &BTreeMap<PathBuf, Spot>, path: &Path) -> bool {
+    path.starts_with("/dev") && path.ancestors().skip(1).any(|above| spots.get(above).is_some_and(|spot| spot.tree.is_some()))
+}
+
+/// Makes what an entry gives below a place that a protected name leads to no more than that place, which another set of grants may
+/// keep as it is.
+fn take_back(all: &mut BTreeMap<PathBuf, Verdict>, tables: &Compiled) {
+    let pointed: Vec<PathBuf> = all
+        .iter()
+        .filter(|(path, verdict)| **verdict == Verdict::Write && tables.is_pointed_at(path))
+        .map(|(path, _)| path.clone())
+        .collect();
+    for path in pointed {
+        match path.ancestors().skip(1).find_map(|above| all.get(above)) {
+            // It is held with what lies above.
+            Some(Verdict::Read | Verdict::Protected) => drop(all.remove(&path)),
+            _less_or_writable => drop(all.insert(path, Verdict::Protected)),
+        }
+    }
 }
 
 /// The spot that covers a path from above.

@@ -11,13 +11,13 @@
 use super::MountError;
 use super::record::{Intent, Mark, Records};
 use rustix::fs::{
-    AtFlags, CWD, Dir, FileType, FlockOperation, Mode, OFlags, RawMode, ResolveFlags, Stat, flock, fstat, mkdirat, openat,
+    AtFlags, CWD, Dir, FileType, FlockOperation, Mode, OFlags, RawMode, ResolveFlags, Stat, chmod, flock, fstat, mkdirat, openat,
     openat2, statat, unlinkat,
 };
 use rustix::io::Errno;
 use rustix::process::{geteuid, umask};
 use std::ffi::OsStr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 /// Its owner's to write, with a bit that means nothing on such a directory. It is a hint to look for a record, or to put a lock on
@@ -104,11 +104,18 @@ fn make(parent: &OwnedFd, name: &OsStr, intent: Intent, records: &Records) -> Re
     let made = mkdirat(parent, name, Mode::from_raw_mode(MODE));
     umask(mask);
     let held = made.and_then(|()| {
-        let directory = openat(parent, name, DIRECTORY, Mode::empty())?;
+        let directory = match openat(parent, name, DIRECTORY, Mode::empty()) {
+            Err(Errno::ACCESS) => open_narrowed(parent, name, &intent)?,
+            opened => opened?,
+        };
         let mark = Mark::of(&directory)?;
         // What was moved there meanwhile is older: it gets no record, and is looked at anew as what it is.
         if !intent.made(&directory, mark)? {
             return Ok(None);
+        }
+        // A process with capabilities opens it although a default ACL took the permissions.
+        if !looks_like_one(&directory)? {
+            set_mode(&directory, MODE)?;
         }
         lock_shared(&directory, records)?;
         if !is_at(&directory, parent, name)? {
@@ -132,6 +139,22 @@ fn make(parent: &OwnedFd, name: &OsStr, intent: Intent, records: &Records) -> Re
             }
         }
     }
+}
+
+/// Opens a new mount point from which a default ACL of its parent took the owner's permissions (acl(5)). A confined process may set such
+/// an ACL on its workspace.
+fn open_narrowed(parent: &OwnedFd, name: &OsStr, intent: &Intent) -> Result<OwnedFd, Errno> {
+    let made = openat(parent, name, DIRECTORY | OFlags::PATH, Mode::empty())?;
+    if !intent.is_own_and_newer(&made, Mark::of(&made)?)? {
+        return Err(Errno::NOENT);
+    }
+    set_mode(&made, MODE)?;
+    openat(parent, name, DIRECTORY, Mode::empty())
+}
+
+/// Sets the mode of what a descriptor stands for, also one opened by `O_PATH`, which fchmod(2) refuses.
+fn set_mode(place: &OwnedFd, mode: RawMode) -> Result<(), Errno> {
+    chmod(format!("/proc/self/fd/{}", place.as_raw_fd()), Mode::from_raw_mode(mode))
 }
 
 /// Shares what stands there, if it looks like a mount point, so that its owner leaves it as long as it is used here. Whether it may be
@@ -254,6 +277,26 @@ pub fn remove_left(records: &Records) {
 }
 
 fn try_remove(path: &Path, records: &Records) -> Result<Removed, Errno> {
+    let parent = parent_of(path).ok_or(Errno::INVAL)?.0;
+    match try_remove_as_it_is(path, records) {
+        // A confined process may have closed its own workspace; it belongs to this user, who may open it.
+        Err(Errno::ACCESS) => {
+            let place = openat2(CWD, parent, DIRECTORY | OFlags::PATH, Mode::empty(), ResolveFlags::NO_SYMLINKS)?;
+            let stat = fstat(&place)?;
+            if stat.st_uid != geteuid().as_raw() || stat.st_mode & Mode::RWXU.bits() == Mode::RWXU.bits() {
+                return Err(Errno::ACCESS);
+            }
+            let mode = stat.st_mode & 0o7777;
+            set_mode(&place, mode | Mode::RWXU.bits())?;
+            let removed = try_remove_as_it_is(path, records);
+            set_mode(&place, mode)?;
+            removed
+        }
+        other => other,
+    }
+}
+
+fn try_remove_as_it_is(path: &Path, records: &Records) -> Result<Removed, Errno> {
     let (parent, name) = parent_of(path).ok_or(Errno::INVAL)?;
     let parent = open_directory(parent)?;
     let directory = openat(&parent, name, DIRECTORY, Mode::empty())?;
@@ -295,170 +338,4 @@ fn is_at(directory: &OwnedFd, parent: &OwnedFd, name: &OsStr) -> Result<bool, Er
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::record::RecordsAt;
-    use super::*;
-    use std::fs;
-    use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
-    use std::path::PathBuf;
-
-    /// A directory to work in, and records beside it.
-    fn place() -> (tempfile::TempDir, PathBuf, Records) {
-        let directory = tempfile::tempdir().unwrap();
-        let top = directory.path().canonicalize().unwrap();
-        fs::create_dir(top.join("ws")).unwrap();
-        fs::DirBuilder::new().mode(0o700).create(top.join("records")).unwrap();
-        let records = RecordsAt::new(&top.join("records")).open().unwrap();
-        (directory, top.join("ws"), records)
-    }
-
-    fn recorded(workspace: &Path) -> usize {
-        fs::read_dir(workspace.with_file_name("records")).unwrap().count()
-    }
-
-    #[test]
-    fn the_last_user_removes_it() {
-        let (_directory, top, records) = place();
-        let path = top.join(".git");
-        let make = || Point::make(&path, &records).unwrap().unwrap();
-        let (first, second) = (make(), make());
-        remove(&path, &records);
-        assert!(path.is_dir(), "in use twice");
-        drop(first);
-        remove(&path, &records);
-        assert!(path.is_dir(), "in use");
-        drop(second);
-        remove(&path, &records);
-        assert!(!path.exists());
-        assert_eq!(recorded(&top), 0);
-    }
-
-    #[test]
-    fn one_that_is_removed_while_it_is_looked_at_is_made_again() {
-        let (_directory, top, records) = place();
-        let path = top.join(".git");
-        let point = Point::make(&path, &records).unwrap().unwrap();
-        assert!(is_ours(point.directory(), &path, Some(&records)) && may_be_one(point.directory(), &path));
-        fs::write(path.join("file"), "").unwrap();
-        assert!(!is_ours(point.directory(), &path, Some(&records)), "control: somebody uses it as a directory");
-        fs::remove_file(path.join("file")).unwrap();
-        let place = open_directory(&path).unwrap();
-        drop(point);
-        remove(&path, &records);
-        assert!(may_be_one(&place, &path) && !path.exists(), "its last user ended between two looks");
-    }
-
-    #[test]
-    fn what_is_not_ours_or_not_empty_stays() {
-        let (_directory, top, records) = place();
-        for mode in [0o755, MODE] {
-            let plain = top.join(format!("{mode:o}"));
-            fs::create_dir(&plain).unwrap();
-            fs::set_permissions(&plain, fs::Permissions::from_mode(mode)).unwrap();
-            remove(&plain, &records);
-            assert!(plain.is_dir());
-        }
-        drop(Point::make(&top.join("used"), &records).unwrap());
-        fs::write(top.join("used/file"), "").unwrap();
-        remove(&top.join("used"), &records);
-        assert!(top.join("used/file").exists());
-        assert_eq!(recorded(&top), 0, "in use as a directory, it is nobody's mount point any more");
-    }
-
-    #[test]
-    fn a_directory_of_the_same_mode_is_shared_and_stays() {
-        let (_directory, top, records) = place();
-        let path = top.join(".git");
-        fs::create_dir(&path).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(MODE)).unwrap();
-        let before = fs::metadata(&path).unwrap();
-        let point = Point::make(&path, &records).unwrap().unwrap();
-        // It has a lock, so that the one whose it is leaves it.
-        let other = open_directory(&path).unwrap();
-        assert_eq!(flock(&other, FlockOperation::NonBlockingLockExclusive), Err(Errno::WOULDBLOCK));
-        drop(point);
-        remove(&path, &records);
-        assert_eq!(fs::metadata(&path).unwrap().ino(), before.ino());
-    }
-
-    #[test]
-    fn a_stranger_with_the_exclusive_lock_only_puts_off_the_removal() {
-        let (_directory, top, records) = place();
-        let path = top.join(".git");
-        drop(Point::make(&path, &records).unwrap().unwrap());
-        let stranger = open_directory(&path).unwrap();
-        flock(&stranger, FlockOperation::NonBlockingLockExclusive).unwrap();
-        drop(Point::make(&path, &records).unwrap().expect("it can be used all the same"));
-        remove(&path, &records);
-        assert!(path.is_dir() && recorded(&top) == 1, "left for the next use, or the next server");
-        drop(stranger);
-        remove_left(&records);
-        assert!(!path.exists() && recorded(&top) == 0);
-    }
-
-    #[test]
-    fn one_that_was_left_behind_is_taken_over() {
-        let (_directory, top, records) = place();
-        let path = top.join(".codex");
-        drop(Point::make(&path, &records).unwrap());
-        assert!(path.is_dir(), "left behind");
-        drop(Point::make(&path, &records).unwrap().unwrap());
-        remove(&path, &records);
-        assert!(!path.exists());
-    }
-
-    #[test]
-    fn what_was_replaced_stays_and_its_record_goes() {
-        let (_directory, top, records) = place();
-        let path = top.join(".git");
-        drop(Point::make(&path, &records).unwrap().unwrap());
-        // Renamed, so that the inode is not used again.
-        fs::rename(&path, top.join("moved")).unwrap();
-        fs::create_dir(&path).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(MODE)).unwrap();
-        remove(&path, &records);
-        assert!(path.is_dir() && top.join("moved").is_dir());
-        assert_eq!(recorded(&top), 0);
-    }
-
-    #[test]
-    fn a_crash_between_the_intent_and_the_record_leaves_nothing() {
-        let (_directory, top, records) = place();
-        let (made, older) = (top.join("made"), top.join("older"));
-        fs::create_dir(&older).unwrap();
-        fs::set_permissions(&older, fs::Permissions::from_mode(MODE)).unwrap();
-        // Until the clock that stamps files has gone on.
-        let born = Mark::of(&open_directory(&older).unwrap()).unwrap().born.unwrap();
-        let intend = |path: &Path| records.intend(path).unwrap();
-        let mut intent = intend(&older);
-        while intent.time <= born {
-            records.drop_intent(&intent);
-            intent = intend(&older);
-        }
-        intend(&made);
-        fs::create_dir(&made).unwrap();
-        remove_left(&records);
-        assert!(!made.exists(), "made after the intent");
-        assert!(older.is_dir(), "it was there before the intent");
-    }
-
-    #[test]
-    fn what_is_moved_there_meanwhile_gets_no_record() {
-        let (_directory, top, records) = place();
-        let (path, own) = (top.join(".git"), top.join("own"));
-        fs::create_dir(&own).unwrap();
-        let born = Mark::of(&open_directory(&own).unwrap()).unwrap().born.unwrap();
-        let mut intent = records.intend(&path).unwrap();
-        while intent.time <= born {
-            records.drop_intent(&intent);
-            intent = records.intend(&path).unwrap();
-        }
-        fs::rename(&own, &path).unwrap();
-        let directory = open_directory(&path).unwrap();
-        assert!(!intent.made(&directory, Mark::of(&directory).unwrap()).unwrap());
-        fs::remove_dir(&path).unwrap();
-        fs::create_dir(&path).unwrap();
-        let directory = open_directory(&path).unwrap();
-        assert!(intent.made(&directory, Mark::of(&directory).unwrap()).unwrap(), "control: made after the intent");
-    }
-}
+mod tests;

@@ -1,7 +1,7 @@
 //! Records of the mount points that servers of this user made on the machine: what has one may be removed, and nothing else.
 //!
 //! A record is a symbolic link in a private directory of the server's user. Its name is the identity of the mount point (device,
-//! inode, birth time), and it leads to `BOOT-NAMESPACE:PATH`, so that one system call makes it, or finds it, and none is ever half
+//! inode, birth time), and it leads to `HERE:PATH`, where HERE names the boot and the mount namespace, so that one system call makes it, or finds it, and none is ever half
 //! written. Before a mount point is made there is an **intent**, a link named by the time; as soon as the identity is known that is
 //! renamed. What an intent names and is an empty directory of this user that was born later is therefore ours too, whatever crashed
 //! in between.
@@ -9,13 +9,14 @@
 use super::MountError;
 use super::tree::Tree;
 use rustix::fs::{
-    AtFlags, CWD, Dir, Mode, OFlags, ResolveFlags, StatxFlags, fstat, fstatfs, openat2, readlinkat, renameat, statat, statx,
-    symlinkat, unlinkat,
+    AtFlags, CWD, Dir, Mode, OFlags, ResolveFlags, StatxFlags, fstat, fstatfs, openat, openat2, readlinkat, renameat, statat,
+    statx, symlinkat, unlinkat,
 };
 use rustix::io::Errno;
 use rustix::process::geteuid;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 use std::cell::Cell;
 use std::ffi::OsString;
 use std::fs;
@@ -24,8 +25,14 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+/// Bytes of the digest that names a boot and a mount namespace.
+const HERE: usize = 6;
+
 /// Begins the name of an intent.
 const INTENT: &str = "new-";
+
+/// The name of the file for locks, which is no record: those are links.
+const LOCKS: &str = "uids";
 
 /// Bound of the entries that one look through the directory takes in.
 const MOST: usize = 1 << 16;
@@ -84,8 +91,10 @@ impl RecordsAt {
     pub fn new(directory: &Path) -> Self {
         let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         let namespace = fs::metadata("/proc/self/ns/mnt").map_or(0, |stat| stat.ino());
-        let boot: String = boot.chars().filter(char::is_ascii_hexdigit).take(16).collect();
-        Self { directory: directory.as_os_str().as_bytes().to_vec(), here: format!("{boot}-{namespace}") }
+        // A digest, since ext4 keeps a link of up to 59 bytes in its inode and allocates a block for a longer one.
+        let digest = Sha256::digest(format!("{boot}-{namespace}"));
+        let here = digest.iter().take(HERE).map(|byte| format!("{byte:02x}")).collect();
+        Self { directory: directory.as_os_str().as_bytes().to_vec(), here }
     }
 
     /// Opens them.
@@ -129,6 +138,20 @@ impl Records {
     pub(super) fn detached(&self) -> Result<Self, MountError> {
         let tree = Tree::clone_of(self.directory.as_fd(), Path::new("the records of mount points"))?;
         Ok(Self { directory: tree.into_descriptor(), here: self.here.clone(), patience: self.patience.clone() })
+    }
+
+    /// The directory itself.
+    pub(super) fn into_descriptor(self) -> OwnedFd {
+        self.directory
+    }
+
+    /// The file on whose bytes servers lock what each of them uses of what they share.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn locks(&self) -> Result<OwnedFd, Errno> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        openat(&self.directory, LOCKS, flags, Mode::RUSR | Mode::WUSR)
     }
 
     /// Whether a lock that another process holds is to be waited for once more. Bounded for all mount points of a sandbox together, so
@@ -261,9 +284,14 @@ impl Entry {
 impl Intent {
     /// Whether a directory can be what was made of it: this user's, empty, and not older. What was moved there instead is older.
     pub(super) fn made(&self, directory: &OwnedFd, mark: Mark) -> Result<bool, Errno> {
+        Ok(self.is_own_and_newer(directory, mark)? && super::point::has_nothing(directory)?)
+    }
+
+    /// The same of a directory that may not be listed, and is opened by `O_PATH`.
+    pub(super) fn is_own_and_newer(&self, directory: &OwnedFd, mark: Mark) -> Result<bool, Errno> {
         let tolerance = if is_remote(directory) { SKEW } else { 0 };
         let is_newer = mark.born.is_none_or(|born| born >= self.time - tolerance);
-        Ok(is_newer && fstat(directory)?.st_uid == geteuid().as_raw() && super::point::has_nothing(directory)?)
+        Ok(is_newer && fstat(directory)?.st_uid == geteuid().as_raw())
     }
 }
 

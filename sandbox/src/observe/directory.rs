@@ -1,10 +1,11 @@
 //! Setting the group's bit on directories, in place of the caller.
 //!
-//! The bit makes new names in a directory belong to the directory's group; `cp -p`, `git init --shared` and rsync keep it. On files it is
-//! the group's rights for everybody, and no filter can tell one from the other. So the call comes here, and is never let go on.
+//! The bit makes new names in a directory belong to the directory's group; `cp -p`, `git init --shared` and rsync keep it. On
+//! files it gives the group's rights to every user, and no filter can tell files from directories. So the call is handled here,
+//! and is never continued.
 //!
-//! Init must not lend its rights. It opens what the caller means once, by O_PATH and only if that is a directory, and changes that. It
-//! has no capabilities by then: what remains are user, groups and mounts, which are the caller's own. So the kernel judges it as it
+//! Init must not lend its rights. It opens the caller's path once, by O_PATH and only if it is a directory, and changes that
+//! directory. It has no capabilities by then. Its user, groups and mounts are the caller's own. So the kernel judges it as it
 //! would judge the caller; Landlock judges neither modes nor O_PATH (landlock(7)).
 
 use super::{LISTENED_MODES, argument, low_half, read_path};
@@ -58,7 +59,7 @@ impl ChangeOfMode {
         notification: &Notification,
         tables: &Compiled,
     ) -> Result<(), Errno> {
-        /// What chmod(2) takes.
+        /// The mode bits of chmod(2).
         const MODES: u64 = 0o7777;
         let mode = argument(notification, self.mode).ok_or(Errno::INVAL)? & MODES;
         // A filter refuses it; this must not depend on that.
@@ -77,7 +78,7 @@ impl ChangeOfMode {
         if tables.verdict(real) != Verdict::Write {
             return Err(Errno::PERM);
         }
-        // By its descriptor, which names one inode on one mount, whatever becomes of its path.
+        // By its descriptor, which names one inode on one mount, even if its path changes.
         chmodat(CWD, &here, mode, AtFlags::empty())
     }
 

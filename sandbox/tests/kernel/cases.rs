@@ -1,14 +1,14 @@
 //! The test: tables of acts and outcomes, each with its control.
 
+mod expectations;
+mod interfaces;
+mod programs;
+
 use portcullis_protocol::helper::NamespaceLayer;
 use portcullis_protocol::path::AbsolutePath;
 use portcullis_sandbox::policy::{Access, DenyGlob, Files, Grant, Grants, Network, Policy};
 use portcullis_sandbox::report;
-use portcullis_sandbox::resolve::{Machine, resolve};
-use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use std::fs;
-use std::net::{TcpListener, UdpSocket};
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::panic::catch_unwind;
 use std::path::{Path, PathBuf};
@@ -18,10 +18,10 @@ const CASES: &[(&str, fn())] = &[
     ("this_machine_offers_what_these_tests_need", this_machine_offers_what_these_tests_need),
     ("read_only_changes_nothing", read_only_changes_nothing),
     ("write_stays_in_the_workspace", write_stays_in_the_workspace),
-    ("no_network_and_no_host_sockets", no_network_and_no_host_sockets),
-    ("network_without_host_sockets", network_without_host_sockets),
-    ("kernel_interfaces_that_no_program_needs", kernel_interfaces_that_no_program_needs),
-    ("others_are_out_of_reach", others_are_out_of_reach),
+    ("no_network_and_no_host_sockets", interfaces::no_network_and_no_host_sockets),
+    ("network_without_host_sockets", interfaces::network_without_host_sockets),
+    ("kernel_interfaces_that_no_program_needs", interfaces::kernel_interfaces_that_no_program_needs),
+    ("others_are_out_of_reach", interfaces::others_are_out_of_reach),
     ("a_worker_does_nothing_but_files", a_worker_does_nothing_but_files),
     ("only_what_is_granted_can_be_read", only_what_is_granted_can_be_read),
     ("two_sets_of_grants_are_intersected", two_sets_of_grants_are_intersected),
@@ -31,11 +31,11 @@ const CASES: &[(&str, fn())] = &[
     ("a_thousand_roots", a_thousand_roots),
     ("two_threads_are_refused", two_threads_are_refused),
     ("unrestricted_files_keep_their_rights", unrestricted_files_keep_their_rights),
-    ("a_terminal_that_can_be_read_cannot_be_written", a_terminal_that_can_be_read_cannot_be_written),
-    ("expectations_hold_for_processes", expectations_hold_for_processes),
-    ("programs_that_must_work", programs_that_must_work),
-    ("programs_in_a_terminal_that_must_work", programs_in_a_terminal_that_must_work),
-    ("git_reads_a_repository", git_reads_a_repository),
+    ("a_terminal_that_can_be_read_cannot_be_written", programs::a_terminal_that_can_be_read_cannot_be_written),
+    ("expectations_hold_for_processes", expectations::expectations_hold_for_processes),
+    ("programs_that_must_work", programs::programs_that_must_work),
+    ("programs_in_a_terminal_that_must_work", programs::programs_in_a_terminal_that_must_work),
+    ("git_reads_a_repository", programs::git_reads_a_repository),
 ];
 
 /// Plays the harness for `cargo test` (filters) and `cargo nextest` (`--list --format terse`, `NAME --exact`).
@@ -184,83 +184,6 @@ fn write_stays_in_the_workspace() {
     }
     // What the report calls metadata-outside, shown to be so: the day it is enforced this line has to change.
     places.check("waived", &policy, "chmod", places.outside.join("file"), "ok");
-}
-
-fn no_network_and_no_host_sockets() {
-    let places = Places::new();
-    let policy = read_only(Network::Restricted);
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap().to_string();
-    places.check("process", &policy, "connect-tcp", &address, "EPERM");
-    control("connect-tcp", &address);
-    for socket in ["1,1,0", "1,2,0", "2,1,0", "2,2,0", "2,1,262", "10,1,0", "16,3,0"] {
-        places.check("process", &policy, "socket", socket, "EPERM");
-    }
-    for socket in ["1,1,0", "1,2,0", "2,1,0", "2,2,0", "16,3,0"] {
-        control("socket", socket);
-    }
-    places.check("process", &policy, "socketpair", "", "ok");
-    places.check("process", &policy, "socketpair-dgram", "", "EPERM");
-    control("socketpair-dgram", "");
-}
-
-fn network_without_host_sockets() {
-    let places = Places::new();
-    let policy = read_only(Network::Enabled);
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    places.check("process", &policy, "connect-tcp", listener.local_addr().unwrap().to_string(), "ok");
-    for socket in ["2,2,0", "16,3,0"] {
-        places.check("process", &policy, "socket", socket, "ok");
-    }
-    for socket in ["1,1,0", "1,2,0", "40,1,0", "16,3,4", "38,5,0"] {
-        places.check("process", &policy, "socket", socket, "EPERM");
-    }
-    places.check("process", &policy, "socketpair", "", "ok");
-    places.check("process", &policy, "socketpair-dgram", "", "EPERM");
-}
-
-fn kernel_interfaces_that_no_program_needs() {
-    let places = Places::new();
-    let policy = read_only(Network::Enabled);
-    for (act, place, expect) in [
-        ("x32", "", "ENOSYS"),
-        ("clone3", "", "ENOSYS"),
-        // CLONE_NEWUSER
-        ("unshare", "268435456", "EPERM"),
-        ("mount", "", "EPERM"),
-        ("keyctl", "", "EPERM"),
-        ("shmget", "", "EPERM"),
-        ("caps", "", "held: 0"),
-        ("fork", "", "ok"),
-        ("thread", "", "ok"),
-    ] {
-        if cfg!(target_arch = "x86_64") || act != "x32" {
-            places.check("process", &policy, act, place, expect);
-        }
-    }
-    // Controls: the kernel does more than refuse where there is no table. (x32 is built into few kernels.)
-    control("unshare", "0");
-    assert_eq!(free("clone3", ""), "EINVAL");
-    assert_ne!(free("keyctl", ""), "EPERM");
-}
-
-fn others_are_out_of_reach() {
-    let places = Places::new();
-    // Ended by its own standard input closing, which happens when this function ends, however it ends.
-    let mut other = Command::new("/bin/cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
-    let pid = other.id().to_string();
-    let environ = format!("/proc/{pid}/environ");
-    let outcomes = [("signal", pid.as_str()), ("ptrace", &pid), ("read", &environ), ("prlimit", &pid)];
-    let policy = read_only(Network::Restricted);
-    let confined = outcomes.map(|(act, place)| places.confined("process", &policy, act, place));
-    let worker = places.confined("worker", &policy, "read", &environ);
-    let free = outcomes.map(|(act, place)| free(act, place));
-    drop(other.stdin.take());
-    other.wait().unwrap();
-    assert_eq!(confined, ["EPERM", "EPERM", "EACCES", "EPERM"]);
-    assert_eq!(worker, "EACCES");
-    // EFAULT: the pointer of the attacker is bad, and the kernel got as far as to look.
-    assert_eq!(free, ["ok", "ok", "ok", "EFAULT"]);
 }
 
 fn a_worker_does_nothing_but_files() {
@@ -423,174 +346,4 @@ fn unrestricted_files_keep_their_rights() {
         places.check("process", &policy, "x32", "", "ENOSYS");
     }
     assert!(places.confined("process", &policy, "report", "").ends_with(" no-network []"));
-}
-
-/// A terminal outside, of the same user.
-fn terminal() -> (OwnedFd, PathBuf) {
-    let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).expect("/dev/ptmx");
-    grantpt(&master).expect("own terminal");
-    unlockpt(&master).expect("own terminal");
-    let name = ptsname(&master, Vec::new()).expect("has a name").into_string().expect("UTF-8");
-    rustix::io::ioctl_fionbio(&master, true).expect("a terminal");
-    (master, name.into())
-}
-
-/// What was written to the terminal; empty if nothing was.
-fn written(master: &OwnedFd) -> String {
-    let mut buffer = [0; 64];
-    // EIO: nobody has it open any more, and nothing is left. EAGAIN: it was never opened.
-    let length = rustix::io::read(master, &mut buffer).unwrap_or(0);
-    String::from_utf8_lossy(&buffer[..length]).into_owned()
-}
-
-fn a_terminal_that_can_be_read_cannot_be_written() {
-    let places = Places::new();
-    let system = |network| [read_only(network), workspace_write(&places)];
-    for policy in [Network::Restricted, Network::Enabled].into_iter().flat_map(system) {
-        let (master, name) = terminal();
-        places.check("waived", &policy, "read-terminal", &name, "ok");
-        places.check("waived", &policy, "write", &name, "EACCES");
-        places.check("waived", &policy, "take-terminal", &name, "EACCES");
-        assert_eq!(written(&master), "");
-    }
-    // The limit of this layer, shown to be so: a process with a terminal of its own may use `/dev/tty`, and can make a session
-    // that takes another one. The day that is prevented this line has to change.
-    let (_master, name) = terminal();
-    places.check("terminal", &read_only(Network::Restricted), "take-terminal", &name, "ok");
-    let (master, name) = terminal();
-    control("take-terminal", &name);
-    assert_eq!(written(&master), "written");
-}
-
-/// Runs the lines of `policies/*.expect` that speak of processes.
-fn expectations_hold_for_processes() {
-    let policies = Path::new(env!("CARGO_MANIFEST_DIR")).join("../policies");
-    let (tcp, udp) = (TcpListener::bind("127.0.0.1:0").unwrap(), UdpSocket::bind("127.0.0.1:0").unwrap());
-    let (tcp, udp_address) = (tcp.local_addr().unwrap().to_string(), udp.local_addr().unwrap().to_string());
-    // Ended by its standard input closing, when the test ends, however it ends.
-    let mut other = Command::new("/bin/cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
-    let pid = other.id().to_string();
-    let mut wrong = Vec::new();
-    for name in portcullis_sandbox::file::BUILTIN {
-        let text = fs::read_to_string(policies.join(format!("{name}.expect"))).unwrap();
-        for line in text.lines() {
-            let line = line.split('#').next().unwrap_or("");
-            let words: Vec<_> = line.split_whitespace().collect();
-            let [who @ ("process" | "view" | "bare" | "worker" | "both"), act, place, expect] = words[..] else {
-                assert!(words.is_empty(), "{name}.expect: {line}");
-                continue;
-            };
-            // Workers, and processes with a view of their own, are for tests with the parts that make them.
-            if matches!(who, "worker" | "view") {
-                continue;
-            }
-            let places = Places::new();
-            let tmp = tempfile::tempdir_in("/tmp").unwrap();
-            fs::write(tmp.path().join("file"), "content").unwrap();
-            for inner in [".git", "sub"] {
-                fs::create_dir(places.workspace.join(inner)).unwrap();
-                fs::write(places.workspace.join(inner).join("file"), "content").unwrap();
-            }
-            let is_new = matches!(act, "create" | "mkdir" | "symlink" | "mkfifo" | "list");
-            let in_directory = |directory: &Path| if is_new { directory.to_owned() } else { directory.join("file") };
-            let on = match (place, act) {
-                ("outside", _) => in_directory(&places.outside),
-                ("tmp", _) => in_directory(tmp.path()),
-                ("system", _) => "/etc/passwd".into(),
-                ("dev-null", _) => "/dev/null".into(),
-                ("proc-gateway", _) => format!("/proc/{pid}/environ").into(),
-                ("proc-self", _) => "/proc/self/environ".into(),
-                ("proc-sys", _) => "/proc/sys/kernel/core_pattern".into(),
-                ("host", "connect-tcp") => PathBuf::from(&tcp),
-                ("host", "udp") => PathBuf::from(&udp_address),
-                ("host", _) => PathBuf::from(&pid),
-                ("-", "unshare") => "268435456".into(),
-                ("-" | "own", _) => PathBuf::from(place),
-                (within, _) => in_directory(&places.workspace.join(within.strip_prefix("workspace").unwrap().trim_matches('/'))),
-            };
-            let sandbox = portcullis_sandbox::file::builtin(name).unwrap().sandbox;
-            let cwd = AbsolutePath::new(&places.workspace).unwrap();
-            let machine = Machine { slash_tmp: true, ..Machine::default() };
-            let outcome = match resolve(&sandbox, Some(&cwd), &machine).unwrap() {
-                Some(policy) => places.confined("waived", &policy, act, on),
-                None => free(act, on),
-            };
-            if outcome != expect {
-                wrong.push(format!("{name}: {act} {place}: expected {expect}, got {outcome}"));
-            }
-        }
-    }
-    drop(other.stdin.take());
-    other.wait().unwrap();
-    assert!(wrong.is_empty(), "{wrong:#?}");
-}
-
-fn programs_that_must_work() {
-    let places = Places::new();
-    let policy = read_only(Network::Restricted);
-    // Asked whether standard input is a socket, the kernel must say that it is none, or bash takes itself for a remote shell.
-    places.check("process", &policy, "run:/bin/bash", "echo $((6*7)) | (read x; echo got $x)", "got 42");
-    let loop_and_pair = r#"
-import asyncio, errno, os, socket
-async def child():
-    process = await asyncio.create_subprocess_exec("/bin/echo", "from a child", stdout=asyncio.subprocess.PIPE)
-    return (await process.communicate())[0].decode().strip()
-print(asyncio.run(child()))
-a, b = socket.socketpair()
-a.send(b"x"); a.getsockname(); a.getpeername(); a.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE); a.shutdown(socket.SHUT_WR)
-assert b.recv(1) == b"x"
-r, w = os.pipe()
-try: socket.socket(fileno=r)
-except OSError as error: print(errno.errorcode[error.errno])
-"#;
-    places.check("process", &policy, "run:/usr/bin/python3", loop_and_pair, "from a child\nENOTSOCK");
-}
-
-/// Starts the launcher in a terminal, as its controlling one; what the program writes there.
-fn in_terminal(places: &Places, policy: &Policy, script: &str) -> String {
-    let encoded = places.directory.path().join("policy");
-    fs::write(&encoded, policy.encode()).expect("own directory");
-    let exe = std::env::current_exe().expect("known");
-    let spawn = "import pty, sys; sys.exit(pty.spawn(sys.argv[1:]))";
-    let mut command = Command::new("/usr/bin/python3");
-    command.args(["-c", spawn]).arg(exe).args(["--confine", "terminal"]).arg(&encoded).args(["run:/bin/bash", script]);
-    let output = command.env("TERM", "xterm").stdin(Stdio::null()).output().expect("starts");
-    assert!(output.status.success(), "{output:?}");
-    String::from_utf8_lossy(&output.stdout).replace('\r', "")
-}
-
-fn programs_in_a_terminal_that_must_work() {
-    let places = Places::new();
-    let policy = read_only(Network::Restricted);
-    let run = |script: &str| in_terminal(&places, &policy, script);
-    // Job control gives the terminal to each job in turn; a prompt is written to the terminal itself.
-    let jobs = "set -m; test -t 0 && stty -echo && stty rows 30 columns 90 && stty size; (exit 3) & wait $! 2>/dev/null; echo status $?; /bin/echo fore; echo prompt >/dev/tty";
-    assert_eq!(run(jobs), "30 90\nstatus 3\nfore\nprompt\n");
-    let colours = run("ls --color=auto -d /usr");
-    assert!(colours.contains("\u{1b}[") && colours.contains("/usr"), "{colours:?}");
-    let python = run(
-        "python3 -c 'import os, sys, termios; print(os.isatty(0), len(termios.tcgetattr(0)), os.get_terminal_size().columns >= 0, os.ttyname(0) != \"\")'",
-    );
-    assert_eq!(python, "True 7 True True\n");
-}
-
-fn git_reads_a_repository() {
-    let places = Places::new();
-    let git = "git -c safe.directory=* -c user.name=n -c user.email=e@example.org -C";
-    let workspace = places.workspace.to_str().unwrap();
-    let shell = |script: &str| Command::new("/bin/bash").args(["-c", script]).env("HOME", "/").output().unwrap();
-    let made = shell(&format!("{git} {workspace} init -q && {git} {workspace} add file && {git} {workspace} commit -qm first"));
-    assert!(made.status.success(), "{made:?}");
-    fs::write(places.workspace.join("file"), "changed").unwrap();
-    let ask = format!(
-        "export HOME=/; {git} {workspace} status --short; {git} {workspace} log --format=%s; {git} {workspace} diff --stat"
-    );
-    let policy = read_only(Network::Restricted);
-    let answer = places.confined("process", &policy, "run:/bin/bash", &ask);
-    assert_eq!(answer, String::from_utf8_lossy(&shell(&ask).stdout).trim());
-    assert!(answer.starts_with("M file\nfirst\n") && answer.contains("1 file changed"), "{answer}");
-    // Control: what changes the repository fails.
-    let commit = format!("export HOME=/; {git} {workspace} commit -qam second 2>/dev/null; echo $?");
-    assert_ne!(places.confined("process", &policy, "run:/bin/bash", &commit), "0");
-    assert_eq!(String::from_utf8_lossy(&shell(&commit).stdout).trim(), "0");
 }

@@ -1,4 +1,4 @@
-//! The attacker: `portcullis-probe ACT WORDS…` does one act and says what came of it, `ok` or the name of the error.
+//! The attacker: `portcullis-probe ACT WORDS…` does one act and prints its result, `ok` or the name of the error.
 //!
 //! The acts of one place are those of the sandbox's own tests, which confine themselves; here the real gateway starts them under a
 //! policy. `probe/words.rs` has those of more words, for the rows of `tests/attacks`.

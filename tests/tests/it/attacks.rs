@@ -1,4 +1,4 @@
-//! The corpus of attacks, `tests/attacks/*.toml`: each row is made on every kind of server, and once more without a sandbox.
+//! The corpus of attacks, `tests/attacks/*.toml`: each row runs on every kind of server, and once more without a sandbox.
 //!
 //! `CONTRIBUTING.md` says how to add a row; `attacks/row.rs` says what a row can hold.
 
@@ -15,10 +15,10 @@ use std::sync::Arc;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
-/// Rows made at the same time. They share two processors with whatever else is tested.
+/// Rows that run at the same time. They share two processors with other tests.
 const AT_ONCE: usize = 4;
 
-/// What came of a row.
+/// The result of a row.
 #[derive(Debug)]
 enum Verdict {
     Held,
@@ -62,10 +62,10 @@ fn is_root() -> bool {
     rustix::process::getuid().is_root()
 }
 
-/// Makes every row on a server of a kind, and says of every row that is wrong what came of it.
+/// Runs every row on one kind of server, and reports the result of every row that is wrong.
 async fn check(kind: Kind) {
     let mut rows = row::read_all();
-    // For whoever writes a row: only those with this in their names, each with what came of it.
+    // For authors of rows: runs only rows with this text in their names, and prints the result of each.
     let wanted = std::env::var("ATTACK").ok();
     rows.retain(|row| wanted.as_ref().is_none_or(|wanted| row.name.contains(wanted)));
     let expected = rows.len();
@@ -103,7 +103,7 @@ fn report(kind: Kind, expected: usize, verdicts: &BTreeMap<String, Verdict>) {
         }
     }
     let (besides, failed) = (lines.join("\n"), wrong.len());
-    // To the stream itself: the harness shows what `println!` writes of failed tests only.
+    // To the stream itself: the harness shows the output of `println!` for failed tests only.
     let said = format!("\nattacks on {kind:?}: {expected} rows, {held} hold, {failed} wrong\n{besides}\n");
     let _closed = std::io::stderr().write_all(said.as_bytes());
     assert!(wrong.is_empty(), "{failed} rows are wrong on {kind:?}:\n{}", wrong.join("\n"));

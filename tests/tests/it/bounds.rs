@@ -110,8 +110,8 @@ async fn limits_come_from_the_file_and_the_environment_and_are_told() {
 async fn absurd_limits_serve_nobody() {
     for (arguments, variable, expect) in [
         (&["--max-sessions", "0"][..], None, "0 is not between 1 and 65536"),
-        (&["--max-sessions", "-1"], None, "`-1` is no whole number of N"),
-        (&["--idle-exit", "NaN"], None, "`NaN` is no whole number of SECONDS"),
+        (&["--max-sessions", "-1"], None, "`-1` is not a whole number"),
+        (&["--idle-exit", "NaN"], None, "`NaN` is not a whole number of seconds"),
         (&[], Some(("PORTCULLIS_BUFFER_BYTES", "1")), "(`buffer-bytes` comes from the environment (PORTCULLIS_BUFFER_BYTES))"),
     ] {
         let mut command = portcullis(&[&["serve", "--insecure-no-auth"], arguments].concat());

@@ -186,7 +186,7 @@ async fn what_is_enforced_is_told_to_whoever_asks_and_to_nobody_else() {
     let started = set.0.client.start(&set.0.place, "asked", &["true"], more).await;
     let enforced = &started["enforcement"];
     let members: Vec<&str> = enforced.as_object().unwrap().keys().map(String::as_str).collect();
-    assert_eq!(members, ["landlockAbi", "missing", "namespaces", "observed", "ownProc", "seccomp"]);
+    assert_eq!(members, ["landlockAbi", "missing", "namespaces", "observed", "ownProc", "ownUid", "seccomp"]);
     assert_eq!((&enforced["landlockAbi"], &enforced["missing"]), (&found["landlockAbi"], &json!([])));
     // Its tables are among those of the report, so that their hashes say what it runs under.
     let of_report = |name: &Value| tables.iter().any(|table| table["name"] == *name);

@@ -1,4 +1,4 @@
-//! Programs that take all they can get of what the kernel gives each user, and bounds that nobody asks for.
+//! Programs that use up a kernel budget of their user, and the default bounds.
 
 use portcullis_tests::{Client, Place, Server, executable};
 use rustix::process::getuid;
@@ -9,8 +9,8 @@ use std::path::PathBuf;
 use std::process::Stdio;
 use tokio::process::Command;
 
-/// Has descriptors on their way in sockets until the kernel takes no more of them.
-const IN_FLIGHT: &str = "import array, errno, os, resource, socket, time
+/// Sends descriptors over sockets, and never receives them, until the kernel accepts no more. Then it waits to be ended.
+const IN_FLIGHT: &str = "import array, errno, os, resource, signal, socket
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 null = os.open('/dev/null', os.O_RDONLY)
@@ -28,10 +28,10 @@ while why is None:
         except OSError as error:
             why = error.errno
 print(errno.errorcode[why], flush=True)
-time.sleep(600)";
+signal.pause()";
 
-/// Watches as many descriptors with epoll as the kernel lets this user.
-const EPOLL: &str = "import errno, os, resource, select, time
+/// Adds epoll watches until the kernel gives this user no more. Then it waits to be ended.
+const EPOLL: &str = "import errno, os, resource, select, signal
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 read, write = os.pipe()
@@ -46,24 +46,35 @@ while why is None:
             why = error.errno
             break
 print(errno.errorcode[why], flush=True)
-time.sleep(600)";
+signal.pause()";
 
-/// Has as many inotify instances as the kernel gives this user.
-const INOTIFY: &str = "import ctypes, errno, time
+/// Opens inotify instances until the kernel gives this user no more. Then it waits to be ended.
+const INOTIFY: &str = "import ctypes, errno, signal
 libc = ctypes.CDLL(None, use_errno=True)
 while libc.inotify_init() >= 0: pass
 print(errno.errorcode[ctypes.get_errno()], flush=True)
-time.sleep(600)";
+signal.pause()";
+
+/// Has as many signals in line as this process may, and then stays; with an argument it tries one.
+const SIGNALS: &str = "import ctypes, errno, os, signal, sys
+libc = ctypes.CDLL(None, use_errno=True)
+libc.sigqueue.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGRTMIN])
+queued = 0
+while libc.sigqueue(os.getpid(), signal.SIGRTMIN, None) == 0 and len(sys.argv) == 1: queued += 1
+print(errno.errorcode.get(ctypes.get_errno(), 'queued'), flush=True)
+if len(sys.argv) == 1: signal.pause()";
 
 fn read_only() -> Value {
     json!({"sandbox": {"type": "read-only"}})
 }
 
-/// A server of a user whose budgets no other test needs, as only root can start one, and a place that is that user's.
-#[expect(clippy::print_stderr, reason = "what a test leaves out is said in its output")]
+/// Starts a server as a user whose budgets no other test needs, which only root can do, with a directory that belongs to that
+/// user.
+#[expect(clippy::print_stderr, reason = "a skipped test says so in its output")]
 async fn server_of_its_own_user(test: &str, user: u32) -> Option<(Place, Server)> {
     if !getuid().is_root() {
-        eprintln!("skipped: {test}: other tests of this user would lack what it uses up; root tries it as another user");
+        eprintln!("skipped: {test}: other tests of this user need the same budget; root runs this test as another user");
         return None;
     }
     let place = Place::new();
@@ -114,7 +125,7 @@ async fn epoll_watches_of_one_program_end_nothing() {
     let mut client = Client::connect(&server).await;
     client.ok("fs/readFile", json!({"path": file})).await;
     greedy(&mut client, &place, EPOLL, "ENOSPC").await;
-    // What is there goes on. A start needs more, and says so.
+    // The existing worker continues. A start needs more watches, and its error says so.
     client.ok("fs/readFile", json!({"path": file})).await;
     for (id, more) in [("free", json!({})), ("confined", read_only())] {
         let mut params = Client::start_params(&place, id, &["true"]);
@@ -231,7 +242,16 @@ async fn everything_together_is_bounded_by_default_and_leaves_nothing() {
     let (Some(tasks), Some(memory)) = (tasks, memory) else {
         return eprintln!("skipped: cgroups cannot be made here by this user ({text})");
     };
-    assert_eq!(tasks.trim(), "65536");
+    let number = |file: &str| fs::read_to_string(file).ok().and_then(|text| text.trim().parse::<u64>().ok());
+    let share = ["/proc/sys/kernel/pid_max", "/proc/sys/kernel/threads-max"].map(|file| number(file).unwrap() / 2);
+    let tasks: u64 = tasks.trim().parse().unwrap();
+    assert!(tasks <= 65_536.min(share[0]).min(share[1]), "{tasks}, {share:?}");
+    // The operator's own word holds as it is.
+    let said = Server::with_arguments(&["--all-tasks", "65536"]).await;
+    let text = Client::connect(&said).await.run(&place, "p", &["cat", "/proc/self/cgroup"], json!({})).await.output(None);
+    let said: Vec<String> =
+        groups(&text).iter().filter_map(|group| fs::read_to_string(group.parent()?.join("pids.max")).ok()).collect();
+    assert_eq!(said, ["65536\n"]);
     let machine = fs::read_to_string("/proc/meminfo").unwrap();
     let total = machine.lines().find_map(|line| line.strip_prefix("MemTotal:")).unwrap();
     let total = total.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024;
@@ -241,4 +261,76 @@ async fn everything_together_is_bounded_by_default_and_leaves_nothing() {
     server.program.wait().await;
     let left: Vec<_> = found.iter().filter(|group| group.parent().unwrap().exists()).collect();
     assert!(left.is_empty(), "{left:?}");
+}
+
+#[tokio::test]
+async fn one_program_leaves_pending_signals_to_others() {
+    let Some((place, server)) = server_of_its_own_user("pending signals", 64_104).await else { return };
+    let mut client = Client::connect(&server).await;
+    let one = ["python3", "-c", SIGNALS, "one"];
+    greedy(&mut client, &place, SIGNALS, "EAGAIN").await;
+    for (id, more) in [("free", json!({})), ("confined", read_only())] {
+        assert_eq!(client.run(&place, id, &one, more).await.output(None), "queued\n", "{id}");
+    }
+    // Unconfined, the same program takes what there is.
+    client.start(&place, "control", &["python3", "-c", SIGNALS], json!({})).await;
+    client.output("control", "EAGAIN\n").await;
+    assert_eq!(client.run(&place, "after", &one, json!({})).await.output(None), "EAGAIN\n");
+}
+
+/// Uses up one budget of its user with `act`, which says whether more was given, and tries once more in another process of the same
+/// user. With an argument it does no more than that one try.
+const USES_UP: &str = "import array, ctypes, fcntl, os, resource, signal, socket, sys
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+libc, kept = ctypes.CDLL(None), []
+def inotify():
+    return libc.inotify_init() >= 0
+def pipe():
+    kept.append(os.pipe())
+    return fcntl.fcntl(kept[-1][0], 1032) == 65536
+def rights():
+    if not kept or kept[-1][1] == 8:
+        one, other = socket.socketpair()
+        one.setblocking(False)
+        kept.append([(one, other), 0])
+    try:
+        kept[-1][0][0].sendmsg([b'x'], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array('i', [0] * 253))])
+    except OSError:
+        return False
+    kept[-1][1] += 1
+    return True
+act = dict(inotify=inotify, pipe=pipe, rights=rights)[sys.argv[1]]
+if len(sys.argv) > 2: sys.exit(print('given' if act() else 'refused'))
+while act(): pass
+child = os.fork()
+if child == 0:
+    kept.clear() if act is not rights else None
+    print('given' if act() else 'refused', flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+print('ready', flush=True)
+signal.pause()";
+
+#[tokio::test]
+async fn what_a_sandbox_of_root_uses_up_others_have() {
+    let (server, place) = (Server::start().await, Place::new());
+    let mut client = Client::connect(&server).await;
+    if !client.has_own_uids().await {
+        eprintln!("skipped: what_a_sandbox_of_root_uses_up_others_have: sandboxes have no user ids of their own here");
+        return;
+    }
+    for budget in ["inotify", "pipe", "rights"] {
+        let greedy = format!("greedy-{budget}");
+        client.start(&place, &greedy, &["python3", "-c", USES_UP, budget], read_only()).await;
+        // The control: for its own user nothing is left.
+        client.output(&greedy, "refused\nready\n").await;
+        for (id, more) in [("other", read_only()), ("roots", json!({}))] {
+            let id = format!("{id}-{budget}");
+            let tried = client.run(&place, &id, &["python3", "-c", USES_UP, budget, "once"], more).await;
+            assert_eq!(tried.output(None), "given\n", "{id}");
+        }
+        client.ok("process/terminate", json!({"processId": greedy})).await;
+        client.events(&greedy).await;
+    }
 }

@@ -1,4 +1,4 @@
-//! File calls while the user's bound of descriptors in flight is used up by somebody else.
+//! File calls while another program has used up the user's descriptors in flight.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -16,7 +16,7 @@ use tokio::process::Command;
 /// Descriptors that the server and its helpers may have, and so the sum of the user's in flight above which they may send none.
 const LIMIT: usize = 256;
 
-/// Sends descriptors that nobody receives; they are in flight until this goes.
+/// Sends descriptors that are never received; they are in flight until this value is dropped.
 fn hold(count: usize) -> Vec<[OwnedFd; 2]> {
     const AT_ONCE: usize = 250;
     (0..count.div_ceil(AT_ONCE))
@@ -69,7 +69,7 @@ async fn used_up_descriptors_in_flight_fail_large_calls_alone() {
         }
     }
     drop(held);
-    // What was sent and never received is let go of with its sockets.
+    // Descriptors that were never received are closed with their sockets.
     let all: [(&str, Value); 3] = [("fs/readFile", read(&large_uri)), ("fs/open", open), ("fs/writeFile", write(&large))];
     for (method, params) in all {
         client.ok(method, params).await;

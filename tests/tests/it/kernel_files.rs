@@ -1,4 +1,4 @@
-//! File calls on what the kernel makes up, wherever it is mounted: a server whose workspace holds a procfs and a part of sysfs.
+//! File calls on kernel file systems, at any mount point: a server whose workspace holds a procfs and a part of sysfs.
 
 use portcullis_tests::{Client, Place, Refusal, Server, at, executable, special};
 use rustix::process::getuid;
@@ -73,7 +73,7 @@ async fn a_procfs_elsewhere_shows_file_calls_nothing() {
         set.client.ok(method, params).await;
     }
     set.client.ok("fs/remove", json!({"path": copy})).await;
-    // A walk says what it could not enter.
+    // A walk reports the directories that it could not enter.
     let walk = |sandbox: &Value| json!({"path": set.place.uri("ws"), "options": options, "sandbox": sandbox});
     let (confined, free) = (walk(&set.sandbox()), walk(&Value::Null));
     let confined = set.client.ok("fs/walk", confined).await;
@@ -104,16 +104,16 @@ async fn kernel_files_below_a_workspace_are_never_changed() {
     ] {
         let refusal = set.refused(method, &params).await;
         // A debugfs or tracefs that the machine has mounted below may be met first.
-        if method == "fs/remove" && format!("{refusal:?}").contains("a file system that shows what processes do") {
+        if method == "fs/remove" && format!("{refusal:?}").contains("a file system that shows the activity of processes") {
             continue;
         }
-        // What its mode keeps from an ordinary user needs no rule.
+        // A file that its mode hides from an ordinary user needs no rule.
         if getuid().is_root() || !refusal.message.contains("(os error 13)") {
             check(&refusal, 30, "the kernel's own files are never changed");
         }
     }
     check(&set.refused("fs/writeFile", &json!({"path": uri("proc/self/comm"), "dataBase64": "eA=="})).await, 13, "a procfs");
-    // What is no kernel file beside it is changed; and what may be read is read.
+    // Other files beside it can be changed, and readable files can be read.
     for (method, params) in [
         ("fs/writeFile", json!({"path": plain, "dataBase64": "MQ=="})),
         ("fs/readFile", json!({"path": file})),

@@ -283,7 +283,7 @@ async fn groups_go_with_what_was_in_them() {
     until("a group outlives its daemon", || of_processes() == 0).await;
 
     client.start(&place, "last", &["sleep", "600"], json!({"limits": {"memoryBytes": 1 << 30}})).await;
-    // What it leaves when it is killed goes with the last of what it had started.
+    // The groups of a killed spawner are removed with the last process that it started.
     rustix::process::kill_process(rustix::process::Pid::from_raw(spawner).unwrap(), rustix::process::Signal::KILL).unwrap();
     client.events("last").await;
     until("leftovers stay", || groups_of(spawner).is_empty()).await;

@@ -1,4 +1,4 @@
-//! The listener: HTTP, browsers, sizes, shutdown.
+//! The listener: HTTP, browsers, sizes, readiness, shutdown.
 
 use portcullis_tests::{Client, PATIENCE, Place, Server, Watched, portcullis};
 use serde_json::json;
@@ -29,6 +29,26 @@ async fn plain_http_is_answered_and_browsers_are_refused() {
     ] {
         let answer = http(&server, request).await;
         assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{request:?}: {answer}");
+    }
+}
+
+#[tokio::test]
+async fn readyz_names_the_limit_that_keeps_clients_out() {
+    let ready = "GET /readyz HTTP/1.1\r\n";
+    for (limits, expect) in [
+        (["--max-sessions", "1", "--max-connections", "9"], "max-sessions: all 1 sessions are in use"),
+        (["--max-sessions", "9", "--max-connections", "1"], "max-connections: all 1 connections are in use"),
+    ] {
+        let server = Server::with_arguments(&[&limits[..], &["--detached-retention", "1"]].concat()).await;
+        assert!(http(&server, ready).await.starts_with("HTTP/1.1 200"), "the control: {expect}");
+        let client = Client::connect(&server).await;
+        let answer = http(&server, ready).await;
+        assert!(answer.starts_with("HTTP/1.1 503") && answer.contains(expect), "{answer}");
+        assert!(http(&server, "GET /livez HTTP/1.1\r\n").await.starts_with("HTTP/1.1 200"), "{expect}");
+        // The session of a client that left is kept for a second.
+        client.cut();
+        let again = async { while !http(&server, ready).await.starts_with("HTTP/1.1 200") {} };
+        timeout(PATIENCE, again).await.unwrap();
     }
 }
 

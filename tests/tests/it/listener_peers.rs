@@ -59,13 +59,13 @@ elif way == "between":
 const WAYS: [&str; 5] = ["itself", "other-address", "grandchild", "daemon", "between"];
 
 /// Files can be read, and the network is on.
-fn networked(place: &Place) -> Value {
+pub(crate) fn networked(place: &Place) -> Value {
     json!({"cwd": place.uri(""), "windowsSandboxLevel": "disabled", "permissions": {"type": "managed", "network": "enabled",
         "file_system": {"type": "restricted", "entries": [
             {"path": {"type": "special", "value": {"kind": "root"}}, "access": "read"}]}}})
 }
 
-fn port(server: &Server) -> String {
+pub(crate) fn port(server: &Server) -> String {
     server.url.rsplit_once(':').unwrap().1.to_owned()
 }
 

@@ -2,7 +2,7 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use portcullis_tests::{Client, Place, Server};
+use portcullis_tests::{Client, Place, Server, portcullis};
 use serde_json::{Value, json};
 
 async fn set_up() -> (Server, Client, Place) {
@@ -41,6 +41,27 @@ async fn the_environment_is_exactly_what_the_request_says() {
     let policy = json!({"inherit": "none", "ignoreDefaultExcludes": false, "exclude": [], "set": {"S": "1", "T": "2"}, "includeOnly": ["S"]});
     let events = client.run(&place, "q", &["/usr/bin/env"], json!({"env": {"E": "x"}, "envPolicy": policy})).await;
     assert_eq!(events.output(None), "E=x\nS=1\n");
+}
+
+#[tokio::test]
+async fn under_a_ceiling_no_secret_of_the_server_is_inherited() {
+    let place = Place::new();
+    let workspace = place.path("").to_str().unwrap().to_owned();
+    let everything =
+        json!({"inherit": "all", "ignoreDefaultExcludes": true, "exclude": [], "set": {}, "includeOnly": ["SERVERS_*"]});
+    for (ceiling, expect) in [
+        (&["--policy", "read-only"][..], "SERVERS_NAME=n\n"),
+        (&["--policy", "workspace-write", "--workspace", &workspace], "SERVERS_NAME=n\n"),
+        // The control: without a ceiling the client decides, as with the reference.
+        (&[], "SERVERS_NAME=n\nSERVERS_TOKEN=t\n"),
+    ] {
+        let mut command = portcullis(&[&["serve", "--insecure-no-auth"], ceiling].concat());
+        command.env("SERVERS_TOKEN", "t").env("SERVERS_NAME", "n");
+        let server = Server::with(command).await;
+        let mut client = Client::connect(&server).await;
+        let events = client.run(&place, "p", &["/usr/bin/env"], json!({"env": {}, "envPolicy": everything})).await;
+        assert_eq!(events.output(None), expect, "{ceiling:?}");
+    }
 }
 
 #[tokio::test]

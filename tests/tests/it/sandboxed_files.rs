@@ -268,9 +268,9 @@ async fn a_directory_out_of_reach_gives_away_no_names() {
     }
     let mut set = set_up().await;
     set.0.place.put("closed/there", "x");
-    let nobody = |path| std::os::unix::fs::chown(path, Some(65534), Some(65534)).unwrap();
-    nobody(set.0.place.path("closed/there"));
-    nobody(set.0.place.path("closed"));
+    let give_away = |path| std::os::unix::fs::chown(path, Some(65534), Some(65534)).unwrap();
+    give_away(set.0.place.path("closed/there"));
+    give_away(set.0.place.path("closed"));
     set.0.place.mode("closed", 0o700);
     for access in ["read", "deny", "write"] {
         let mut answers = Vec::new();

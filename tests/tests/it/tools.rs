@@ -4,8 +4,8 @@ use crate::jobs::{Job, needs};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
-/// Whether a program is there. The gate installs those of Debian's packages; elsewhere the test says what it left out.
-#[expect(clippy::print_stderr, reason = "what a test leaves out is said in its output")]
+/// Whether a program is installed. The gate installs those of Debian's packages; elsewhere the test names the missing program.
+#[expect(clippy::print_stderr, reason = "a skipped test says so in its output")]
 fn is_there(program: &str, package: &str) -> bool {
     let is_there = Path::new(program).exists();
     if !is_there {

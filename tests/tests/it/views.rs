@@ -1,4 +1,4 @@
-//! The views of fs workers as clients meet them: what changes on the machine is seen by the next call.
+//! The views of fs workers as clients see them: the next call sees changes of the machine.
 
 use portcullis_tests::{Workspace, at, special};
 use serde_json::{Value, json};
@@ -79,7 +79,7 @@ async fn what_the_machine_mounts_and_unmounts_is_seen() {
     assert_eq!(write(&mut ws, "ws/data/before", &sandbox).await, Ok(()));
     let mounted = Mounted::new(&ws.place.path("ws/data"));
     assert_eq!(write(&mut ws, "ws/data/on", &sandbox).await, Ok(()));
-    assert!(ws.place.has("ws/data/on") && !ws.place.has("ws/data/before"), "it was written to what is mounted");
+    assert!(ws.place.has("ws/data/on") && !ws.place.has("ws/data/before"), "it was written to the mounted file system");
     drop(mounted);
     assert!(ws.place.has("ws/data/before") && !ws.place.has("ws/data/on"));
     assert_eq!(write(&mut ws, "ws/data/after", &sandbox).await, Ok(()));

@@ -1,4 +1,4 @@
-//! One life of the spawner helper: how it begins, and what is known of its end.
+//! One life of the spawner helper: its start, and its end.
 
 use super::SpawnerError;
 use crate::helper::socket::{FrameReceiver, FrameSender, pair_up, watch_fd};
@@ -8,12 +8,15 @@ use portcullis_protocol::helper::{
 };
 use portcullis_protocol::limit::{DefaultBounds, SessionLimits};
 use portcullis_protocol::path::Bytes;
+use portcullis_protocol::uids::UidRange;
+use rustix::fs::{Mode, OFlags};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::UnixStream as StdStream;
-use std::path::PathBuf;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
 use std::process::Child as HelperChild;
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,7 +30,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// How long it may take to end after its socket closed, and again after it was killed. Its children are killed with it.
 pub(super) const END_PATIENCE: Duration = Duration::from_millis(1500);
 
-/// What the helper tried at its start.
+/// The layers that the helper found available at its start.
 #[derive(Debug, Clone)]
 pub(crate) struct Found {
     pub(crate) namespaces: NamespaceLayer,
@@ -35,7 +38,7 @@ pub(crate) struct Found {
 }
 
 impl Found {
-    /// What this one lacks of what an earlier one gave, which is what clients were told.
+    /// The first layer that `first` had and this one lacks. Clients were told of the layers of `first`.
     pub(super) fn lacks_of(&self, first: &Self) -> Option<String> {
         let namespaces = match (&first.namespaces, &self.namespaces) {
             (NamespaceLayer::Unavailable { .. }, _) => None,
@@ -51,15 +54,47 @@ impl Found {
     }
 }
 
-/// What a life begins with.
+/// The file that plays hidden roles: the one that was there at the start, since another one may stand at its path later.
+#[derive(Debug)]
+pub(super) struct Executable {
+    named: PathBuf,
+    /// None if it is the one that runs and was removed: `/proc/self/exe` leads to it still. That path is not used otherwise, since a
+    /// tool that interprets the program (valgrind) runs itself by it.
+    opened: Option<OwnedFd>,
+}
+
+impl Executable {
+    /// As it is now.
+    pub(super) fn open(named: &Path) -> io::Result<Self> {
+        let is_own = std::env::current_exe().is_ok_and(|own| own == named);
+        #[expect(clippy::disallowed_methods, reason = "our own executable, once at the start; no client names it")]
+        let opened = rustix::fs::open(named, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+        match opened {
+            Ok(opened) => Ok(Self { named: named.to_owned(), opened: Some(opened) }),
+            // It was removed after this process was started.
+            Err(_removed) if is_own => Ok(Self { named: named.to_owned(), opened: None }),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// A path that leads to it alone, also when it was replaced or removed.
+    fn running(&self) -> PathBuf {
+        let number = self.opened.as_ref().map(AsRawFd::as_raw_fd);
+        number.map_or_else(|| "/proc/self/exe".to_owned(), |number| format!("/proc/self/fd/{number}")).into()
+    }
+}
+
+/// The parameters of each life.
 #[derive(Debug)]
 pub(super) struct Begin {
     /// Its `main` dispatches hidden roles first.
-    pub(super) executable: PathBuf,
+    pub(super) executable: Executable,
     pub(super) session_limits: SessionLimits,
     pub(super) bounds: DefaultBounds,
-    /// Where it records what it makes on the machine.
+    /// The directory for records of the mount points that it makes on the machine.
     pub(super) records: Option<PathBuf>,
+    /// User ids for sandboxes of root.
+    pub(super) uids: Option<UidRange>,
     pub(super) metrics: Arc<Metrics>,
 }
 
@@ -84,7 +119,7 @@ pub(super) struct Body {
 impl Begin {
     /// Starts the helper, and waits until it says that it is ready.
     pub(super) async fn life(&self) -> Result<Life, SpawnerError> {
-        let failed = |error| SpawnerError::Start(self.executable.display().to_string(), error);
+        let failed = |error| SpawnerError::Start(self.executable.named.display().to_string(), error);
         let (ours, theirs) = StdStream::pair().map_err(failed)?;
         ours.set_nonblocking(true).map_err(failed)?;
         let ours = UnixStream::from_std(ours).map_err(failed)?;
@@ -94,7 +129,7 @@ impl Begin {
         let (mut sender, mut receiver) = pair_up(ours);
         let (session_limits, bounds) = (self.session_limits, self.bounds);
         let records = self.records.as_ref().map(|path| Bytes(path.as_os_str().as_bytes().to_vec()));
-        let hello = SpawnerRequest::Hello { build: BUILD.to_owned(), session_limits, bounds, records };
+        let hello = SpawnerRequest::Hello { build: BUILD.to_owned(), session_limits, bounds, records, uids: self.uids };
         let ready = timeout(PATIENCE, greet(&mut sender, &mut receiver, &hello)).await;
         match ready.unwrap_or_else(|_| Err(format!("not ready within {} s", PATIENCE.as_secs()))) {
             Ok(found) => Ok(Life { sender, receiver, body, found }),
@@ -115,7 +150,8 @@ impl Begin {
             clippy::disallowed_methods,
             reason = "the one place that starts a process: our own executable, never a client's"
         )]
-        std::process::Command::new(&self.executable)
+        std::process::Command::new(self.executable.running())
+            .arg0(&self.executable.named)
             .args([HIDDEN_FLAG, Role::Spawner.name(), BUILD])
             .env_clear()
             .stdin(stdin)
@@ -165,7 +201,7 @@ async fn watch(child: &HelperChild) -> io::Result<()> {
     Ok(())
 }
 
-/// Hello, and Ready with what it tried.
+/// Sends Hello and waits for Ready, which has the layers that the helper tried.
 async fn greet(sender: &mut FrameSender, receiver: &mut FrameReceiver, hello: &SpawnerRequest) -> Result<Found, String> {
     let hello = encode(hello, &[], 0).map_err(|error| error.to_string())?;
     sender.send(&hello, &[]).await.map_err(|error| error.to_string())?;
@@ -173,7 +209,7 @@ async fn greet(sender: &mut FrameSender, receiver: &mut FrameReceiver, hello: &S
     match decode(&frame.body).map_err(|error| error.to_string())? {
         SpawnerEvent::Ready { namespaces, cgroups } => Ok(Found { namespaces, cgroups }),
         SpawnerEvent::WrongBuild { build } => Err(format!("its build is {build}, ours is {BUILD}: both must be one executable")),
-        other => Err(format!("its first word was {other:?}")),
+        other => Err(format!("unexpected first message: {other:?}")),
     }
 }
 
@@ -183,7 +219,8 @@ mod tests {
 
     #[test]
     fn a_replacement_gives_all_that_its_predecessor_gave() {
-        let namespaces = |user| NamespaceLayer::Available { user, own_proc: true, shared: String::new() };
+        let namespaces =
+            |user| NamespaceLayer::Available { user, own_proc: true, shared: String::new(), uids: Default::default() };
         let none = || NamespaceLayer::Unavailable { reason: "no room".to_owned(), remedy: String::new() };
         let found = |namespaces, processes| Found {
             namespaces,

@@ -1,7 +1,8 @@
-//! The owner of the spawner: it has the helper run, and another one once that has died.
+//! The owner of the spawner: it runs the helper, and replaces a helper that died.
 //!
-//! What a dead one was asked for is lost; what is asked while there is none waits for the next. Before the next begins, the warden of
-//! the dead one ends what that left. If this takes longer than it may, it goes on beside the next.
+//! Requests to a dead spawner are lost; requests made without a living spawner wait for the next. Before the next spawner starts, the
+//! warden of the dead one ends the processes that it left. If this takes longer than [`SWEEP`], the next spawner starts beside
+//! it.
 
 use super::Never;
 use super::life::{Begin, Body, END_PATIENCE, Found, Life};
@@ -13,29 +14,29 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-/// How long what a dead spawner left may hold up the next one.
+/// How long the end of a dead spawner's processes may delay the next spawner.
 const SWEEP: Duration = Duration::from_millis(500);
 
-/// How long what is asked waits for the next spawner. Then it fails, and so does whatever else is asked before there is one.
+/// How long a request waits for the next spawner. Then it fails, and later requests fail at once until there is a spawner.
 const WAIT: Duration = Duration::from_secs(5);
 
-/// A spawner that died sooner died of its start, and the next waits for a while.
+/// A spawner that died sooner and had started no process died of its start, and the next waits for a while.
 const INSTANT: Duration = Duration::from_millis(100);
 
 /// How long the next waits after the first such death; with each more of them twice as long, up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// What the handles know of the spawner.
+/// The state of the spawner, as its handles see it.
 #[derive(Debug, Clone)]
 pub(crate) struct Now {
-    /// The process that everything is below that the spawner starts; none while there is no spawner.
+    /// The ancestor of all processes that the spawner starts. `None` without a living spawner.
     pub(super) pid: Option<u32>,
     /// The same of spawners that have died, as long as anything of them is left.
     pub(super) elders: Vec<u32>,
     /// Why there is none.
     pub(super) trouble: Option<Arc<str>>,
-    /// Whether what is asked is refused at once.
+    /// Whether requests are refused at once.
     pub(super) is_late: bool,
 }
 
@@ -49,9 +50,9 @@ pub(super) struct Owner {
     pub(super) asks: mpsc::Receiver<Ask>,
     pub(super) stopped: oneshot::Receiver<Never>,
     pub(super) now: Arc<watch::Sender<Now>>,
-    /// None: nobody replaces it.
+    /// None: it is not replaced.
     pub(super) begin: Option<Begin>,
-    /// What clients were told.
+    /// The layers that clients were told of.
     pub(super) found: Arc<Found>,
 }
 
@@ -61,16 +62,16 @@ impl Owner {
         let (mut elders, mut deaths) = (JoinSet::new(), 0);
         loop {
             let (Life { sender, receiver, body, .. }, began) = (life, Instant::now());
-            let reason = match Task::new(sender, receiver).run(&mut self.asks, &mut self.stopped).await {
+            let (reason, has_served) = match Task::new(sender, receiver).run(&mut self.asks, &mut self.stopped).await {
                 End::Stopped => {
                     self.asks.close();
                     let status = body.end().await;
                     tracing::debug!(status, "the spawner has ended");
                     break;
                 }
-                End::Died(reason) => reason,
+                End::Died { reason, has_served } => (reason, has_served),
             };
-            deaths = if began.elapsed() < INSTANT { deaths + 1 } else { 0 };
+            deaths = if began.elapsed() < INSTANT && !has_served { deaths + 1 } else { 0 };
             self.bury(body, &reason, &mut elders).await;
             match self.next(reason, deaths).await {
                 Some(next) => life = next,
@@ -85,7 +86,7 @@ impl Owner {
         }
     }
 
-    /// Waits until nothing of a dead spawner is left; for what takes longer, another task waits.
+    /// Waits until the processes of a dead spawner have ended. If that takes longer, another task waits.
     async fn bury(&self, mut body: Body, reason: &str, elders: &mut JoinSet<()>) {
         let pid = body.pid();
         self.now.send_modify(|now| {
@@ -95,10 +96,10 @@ impl Owner {
         });
         while elders.try_join_next().is_some() {}
         if let Ok(status) = timeout(SWEEP, body.ended()).await {
-            tracing::error!(reason, status, "the spawner has died and is replaced: what it had started is lost");
+            tracing::error!(reason, status, "the spawner has died and is replaced: the processes that it started are lost");
             return self.now.send_modify(|now| now.elders.retain(|elder| *elder != pid));
         }
-        tracing::error!(reason, "the spawner has died and is replaced: what it had started is lost, and being ended");
+        tracing::error!(reason, "the spawner has died and is replaced: the processes that it started are lost and still ending");
         let now = Arc::clone(&self.now);
         elders.spawn(async move {
             let _status = body.ended().await;
@@ -136,7 +137,7 @@ impl Owner {
         Some(life)
     }
 
-    /// Waits for some work. What is asked meanwhile waits too, or fails once that took too long. None if it is stopped.
+    /// Waits for some work. Requests wait meanwhile, and fail once that takes too long. None if the owner is stopped.
     async fn meanwhile<T>(&mut self, work: impl Future<Output = T>, reason: &str, since: Instant) -> Option<T> {
         let mut work = pin!(work);
         loop {

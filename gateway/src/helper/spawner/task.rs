@@ -1,6 +1,6 @@
 //! The task that talks to the spawner helper.
 
-use super::{Child, Ended, KILL, Launch, LaunchError, Never, SpawnerError, Stdio};
+use super::{Child, Ended, KILL, Launch, LaunchError, Never, SpawnerError, Stdio, WorkerEnd};
 use crate::helper::socket::{FrameReceiver, FrameSender, SocketError};
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
@@ -17,7 +17,7 @@ use tokio::sync::{mpsc, oneshot};
 /// What the handles ask for.
 #[derive(Debug)]
 pub(super) enum Ask {
-    Worker { id: u64, own_view: bool, descriptors: [OwnedFd; 2], ended: oneshot::Sender<Option<ExitStatus>> },
+    Worker { id: u64, own_view: bool, descriptors: [OwnedFd; 2], ended: oneshot::Sender<WorkerEnd> },
     Process { id: u64, launch: Box<Launch>, reply: StartReply },
     Request(SpawnerRequest),
 }
@@ -27,12 +27,18 @@ pub(super) type StartReply = oneshot::Sender<Result<Child, LaunchError>>;
 impl Ask {
     /// Fails, since there is no spawner.
     pub(super) fn fail(self, reason: &str) {
-        if let Self::Process { reply, .. } = self {
-            let attempt = format!("start: {}", SpawnerError::Trouble(reason.into()));
-            let failed = StepFailed { step: Step::Machine, attempt, errno: 0, denial: None };
-            let _caller_gone = reply.send(Err(LaunchError::Failed(failed)));
+        match self {
+            Self::Process { reply, .. } => {
+                let attempt = format!("start: {}", SpawnerError::Trouble(reason.into()));
+                let failed = StepFailed { step: Step::Machine, attempt, errno: 0, denial: None };
+                let _caller_gone = reply.send(Err(LaunchError::Failed(failed)));
+            }
+            Self::Worker { ended, .. } => {
+                let _owner_gone = ended.send(WorkerEnd::NotStarted(SpawnerError::Trouble(reason.into()).to_string()));
+            }
+            // The processes of a dead spawner have ended, and so the request has no object.
+            Self::Request(_) => {}
         }
-        // A worker's sockets close, which is how its owner learns of it. Of the rest nothing is left that it could be about.
     }
 }
 
@@ -41,8 +47,8 @@ impl Ask {
 pub(super) enum End {
     /// Every handle was dropped, or it was stopped.
     Stopped,
-    /// The helper died, or is of no use.
-    Died(String),
+    /// The helper died, or is of no use: why, and whether it started any process before.
+    Died { reason: String, has_served: bool },
 }
 
 /// Owns the helper's socket and everything that waits for the helper. The bounds of what waits are those of the sessions on
@@ -52,15 +58,16 @@ pub(super) struct Task {
     receiver: FrameReceiver,
     starting: HashMap<u64, StartReply>,
     running: HashMap<u64, oneshot::Sender<Ended>>,
-    workers: HashMap<u64, oneshot::Sender<Option<ExitStatus>>>,
+    workers: HashMap<u64, oneshot::Sender<WorkerEnd>>,
     /// One a running process: ends when the process does, or names it when its owner went away.
     leashes: FuturesUnordered<BoxFuture<'static, Option<u64>>>,
+    has_served: bool,
 }
 
 impl Task {
     pub(super) fn new(sender: FrameSender, receiver: FrameReceiver) -> Self {
         let (starting, running, workers) = Default::default();
-        Self { sender, receiver, starting, running, workers, leashes: FuturesUnordered::new() }
+        Self { sender, receiver, starting, running, workers, leashes: FuturesUnordered::new(), has_served: false }
     }
 
     /// Ends when every handle was dropped or it was stopped, or if the helper dies. What waits for the helper is lost then.
@@ -70,7 +77,8 @@ impl Task {
         for (_id, reply) in self.starting.drain() {
             let _caller_gone = reply.send(Err(LaunchError::Lost(format!("the spawner has ended: {reason}"))));
         }
-        end.map_or_else(End::Died, |()| End::Stopped)
+        let has_served = self.has_served;
+        end.map_or_else(|reason| End::Died { reason, has_served }, |()| End::Stopped)
     }
 
     async fn exchange(&mut self, asks: &mut mpsc::Receiver<Ask>, stopped: &mut oneshot::Receiver<Never>) -> Result<(), String> {
@@ -95,8 +103,13 @@ impl Task {
             Ask::Request(request) => self.send(&request, &[]).await,
             Ask::Worker { id, own_view, descriptors: [stdio, control], ended } => {
                 let sent = self.send(&SpawnerRequest::Worker { id, own_view }, &[stdio.as_fd(), control.as_fd()]).await;
-                if sent.is_ok() {
-                    self.workers.insert(id, ended);
+                match &sent {
+                    Ok(()) => drop(self.workers.insert(id, ended)),
+                    Err(SendError::Untouched(failed)) => {
+                        let _owner_gone = ended.send(WorkerEnd::NotStarted(failed.to_string()));
+                    }
+                    // Dropped, the channel says that the spawner died.
+                    Err(SendError::Broken(_)) => {}
                 }
                 sent
             }
@@ -118,7 +131,6 @@ impl Task {
             },
         };
         match sent {
-            // Its sockets close with it, which is how its owner learns of it.
             Ok(()) | Err(SendError::Untouched(_)) => Ok(()),
             Err(SendError::Broken(error)) => Err(error),
         }
@@ -128,12 +140,23 @@ impl Task {
         let frame = encode(&launch.command, &[], 0).map_err(too_large)?;
         let tty = matches!(launch.stdio, Stdio::Terminal(_));
         let command = Bytes(frame[HEADER..].to_vec());
-        let Launch { session, policy, own_view, allow_unprotected, limits, may_dial, .. } = &launch;
+        let Launch { session, policy, own_view, allow_unprotected, limits, may_dial, own_uid, .. } = &launch;
         let own_network = policy.is_some() && !may_dial;
+        let own_uid = *own_uid;
         let (session, policy) = (session.as_ref().to_owned(), policy.clone());
         let (own_view, allow_unprotected, limits) = (*own_view, *allow_unprotected, *limits);
-        let request =
-            SpawnerRequest::Start { id, session, tty, policy, own_view, own_network, allow_unprotected, limits, command };
+        let request = SpawnerRequest::Start {
+            id,
+            session,
+            tty,
+            policy,
+            own_view,
+            own_network,
+            own_uid,
+            allow_unprotected,
+            limits,
+            command,
+        };
         self.send(&request, &launch.stdio.descriptors()).await
     }
 
@@ -156,6 +179,7 @@ impl Task {
         match decode(&frame.body).map_err(|error| format!("the spawner talks nonsense: {error}"))? {
             SpawnerEvent::Ready { .. } | SpawnerEvent::WrongBuild { .. } => return Err("the spawner greeted twice".to_owned()),
             SpawnerEvent::Started { id, pid, enforced, limits, tree } => {
+                self.has_served = true;
                 let (exit, receiver) = oneshot::channel();
                 let (running, ended) = oneshot::channel();
                 self.running.insert(id, running);
@@ -176,10 +200,13 @@ impl Task {
                 let _owner_gone = self.running.remove(&id).map(|running| running.send(ended));
             }
             SpawnerEvent::WorkerEnded { id, status } => {
-                if !matches!(status, Some(ExitStatus::Code(0) | ExitStatus::Signal(KILL))) {
+                if !matches!(status, ExitStatus::Code(0) | ExitStatus::Signal(KILL)) {
                     tracing::warn!(worker = id, ?status, "a worker died");
                 }
-                let _owner_gone = self.workers.remove(&id).map(|ended| ended.send(status));
+                let _owner_gone = self.workers.remove(&id).map(|ended| ended.send(WorkerEnd::Ran(status)));
+            }
+            SpawnerEvent::WorkerFailed { id, reason } => {
+                let _owner_gone = self.workers.remove(&id).map(|ended| ended.send(WorkerEnd::NotStarted(reason)));
             }
         }
         Ok(())
@@ -244,6 +271,7 @@ mod tests {
             allow_unprotected: false,
             limits: ProcessLimits::default(),
             may_dial: false,
+            own_uid: true,
             command,
             stdio,
         }
@@ -367,9 +395,9 @@ mod tests {
         }
         spawner.kill_worker(id).await;
         assert!(matches!(fake::hear(&mut receiver).await, Some((SpawnerRequest::KillWorker { id: of }, _)) if of == id));
-        let status = Some(ExitStatus::Signal(KILL));
+        let status = ExitStatus::Signal(KILL);
         fake::say(&mut sender, &SpawnerEvent::WorkerEnded { id, status }).await;
-        assert_eq!(worker.ended.await, Ok(status));
+        assert_eq!(worker.ended.await, Ok(WorkerEnd::Ran(status)));
     }
 
     #[tokio::test]

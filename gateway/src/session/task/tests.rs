@@ -1,17 +1,18 @@
 //! A session with real processes, started by a stand-in for the spawner.
 
+mod end;
+mod input;
+
 use super::super::{Command, SessionHandle, Terms, start};
 use super::*;
 use crate::helper::spawner::fake;
 use crate::link::Link;
 use crate::session::Places;
 use portcullis_protocol::base64::{Chunk, decode};
-use portcullis_protocol::helper::{Enforced, ExitStatus, SpawnerEvent, SpawnerRequest, Step, StepFailed};
-use portcullis_protocol::limit::{ProcessLimits, TreeEnd};
+use portcullis_protocol::helper::{SpawnerEvent, SpawnerRequest, Step, StepFailed};
+use portcullis_protocol::limit::ProcessLimits;
 use portcullis_protocol::path::WirePath;
-use portcullis_protocol::process::{
-    CloseStdinParams, ReadParams, ReadResult, SignalParams, TerminateParams, WriteParams, WriteStatus,
-};
+use portcullis_protocol::process::{ReadParams, ReadResult, SignalParams, TerminateParams, WriteParams, WriteStatus};
 use portcullis_protocol::rpc::code;
 use portcullis_protocol::signal::Signal;
 use serde_json::Value;
@@ -283,179 +284,6 @@ async fn output_held_by_a_child_comes_after_the_exit() {
 }
 
 #[tokio::test]
-async fn input_is_written_once_and_in_order() {
-    let mut client = Client::new().await;
-    client.start(StartParams { pipe_stdin: true, ..shell("p", "cat") }).await.unwrap();
-    for text in ["a\n", "a\n", "b\n"] {
-        assert_eq!(client.write("p", "same", text.as_bytes()).await, WriteStatus::Accepted);
-    }
-    assert_eq!(client.write("p", "empty", b"").await, WriteStatus::Accepted);
-    assert_eq!(client.write("p", "other", b"end\n").await, WriteStatus::Accepted);
-    client.until("stdout", b"a\nend\n").await;
-    assert!(client.terminate("p").await);
-    assert_eq!(client.story().await.exit, Some(137));
-    assert_eq!(client.write("p", "late", b"x").await, WriteStatus::StdinClosed);
-    assert_eq!(client.write("p", "same", b"x").await, WriteStatus::Accepted);
-    client.end().await;
-}
-
-#[tokio::test]
-async fn input_ends_behind_what_was_accepted() {
-    let mut client = Client::new().await;
-    // It reads once all that it wrote is taken, which is after the end was asked for: most of the input is on its way then.
-    let script = "head -c 8388608 /dev/zero; wc -c";
-    client.start(StartParams { pipe_stdin: true, ..shell("p", script) }).await.unwrap();
-    let chunk = vec![b'x'; 65536];
-    for nth in 0..20 {
-        assert_eq!(client.write("p", &nth.to_string(), &chunk).await, WriteStatus::Accepted);
-    }
-    let params = CloseStdinParams { process_id: "p".to_owned() };
-    client.ask(|reply| Command::CloseStdin { params, reply }).await.await.unwrap().unwrap();
-    assert_eq!(client.write("p", "late", b"x").await, WriteStatus::StdinClosed);
-    let story = client.story().await;
-    assert!(story.output["stdout"].ends_with(b"\x001310720\n") && story.exit == Some(0));
-    client.end().await;
-}
-
-#[tokio::test]
-async fn a_full_queue_holds_up_that_write_alone() {
-    let mut client = Client::new().await;
-    client.start(StartParams { pipe_stdin: true, ..shell("p", "read go; cat | wc -c") }).await.unwrap();
-    // The pipe holds 64 KiB, the queue 128 chunks, and one is in the pump's hands.
-    let chunk = vec![b'x'; 65536];
-    let mut waiting = Vec::new();
-    for nth in 0..140 {
-        waiting.push(client.ask_write("p", &nth.to_string(), &chunk).await);
-    }
-    // The session answers everything else meanwhile, in order: this read comes after all the writes.
-    assert!(client.read("p", 0, 0).await.chunks.is_empty());
-    let accepted = waiting.iter_mut().filter_map(|answer| answer.try_recv().ok()).count();
-    assert!((126..=134).contains(&accepted), "{accepted} writes were accepted");
-    assert!(client.terminate("p").await);
-    client.story().await;
-    for answer in waiting.iter_mut().skip(accepted) {
-        assert_eq!(answer.await.unwrap().unwrap().status, WriteStatus::StdinClosed);
-    }
-    client.end().await;
-}
-
-#[tokio::test]
-async fn every_byte_of_input_arrives_once_there_is_a_reader() {
-    let mut client = Client::new().await;
-    client.start(StartParams { pipe_stdin: true, ..shell("p", "head -c 9175040 | sha256sum; exec cat") }).await.unwrap();
-    let (mut waiting, mut all) = (Vec::new(), Vec::new());
-    for nth in 0..140_u32 {
-        // No chunk is like another, so none can take another's place.
-        let chunk: Vec<u8> = (0..65536_u32).map(|at| (at + nth * 7).to_le_bytes()[usize::from(at % 3 == 0)]).collect();
-        waiting.push(client.ask_write("p", &nth.to_string(), &chunk).await);
-        all.extend(chunk);
-    }
-    for answer in waiting {
-        assert_eq!(answer.await.unwrap().unwrap().status, WriteStatus::Accepted);
-    }
-    let sum: String = sha2::Digest::finalize(<sha2::Sha256 as sha2::Digest>::new_with_prefix(&all))
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
-    client.until("stdout", format!("{sum}  -\n").as_bytes()).await;
-    client.end().await;
-}
-
-#[tokio::test]
-async fn a_child_that_closes_its_input_is_told_by_the_next_writes() {
-    let mut client = Client::new().await;
-    client.start(StartParams { pipe_stdin: true, ..shell("p", "exec <&-; echo closed; exec sleep 1000") }).await.unwrap();
-    client.until("stdout", b"closed\n").await;
-    let mut nth = 0;
-    while client.write("p", &nth.to_string(), b"x").await == WriteStatus::Accepted {
-        nth += 1;
-        tokio::task::yield_now().await;
-    }
-    assert_eq!(client.write("p", "more", b"x").await, WriteStatus::StdinClosed);
-    assert_eq!(client.write("p", "0", b"x").await, WriteStatus::Accepted);
-    client.end().await;
-}
-
-#[tokio::test]
-async fn a_terminal_echoes_and_ends() {
-    let mut client = Client::new().await;
-    let started = client.start(StartParams { tty: true, ..shell("p", "exec cat") }).await.unwrap();
-    assert_eq!(started.process_id, "p");
-    client.write("p", "1", b"hey\n").await;
-    client.until("pty", b"hey\r\nhey\r\n").await;
-    client.write("p", "2", &[4]).await;
-    let story = client.story().await;
-    assert_eq!((story.exit, story.output.len()), (Some(0), 0));
-    assert_eq!(client.write("p", "3", b"x").await, WriteStatus::StdinClosed);
-    client.end().await;
-}
-
-#[tokio::test]
-async fn terminate_kills_the_group_and_no_signal_goes_to_the_dead() {
-    let mut client = Client::new().await;
-    client.start(shell("p", "trap '' INT TERM; echo ready; sleep 1000; true")).await.unwrap();
-    client.until("stdout", b"ready\n").await;
-    assert!(client.terminate("p").await);
-    let story = client.story().await;
-    assert_eq!((story.exit, story.output.len()), (Some(137), 0));
-    assert!(!client.terminate("p").await);
-    client.interrupt("p").await;
-    client.interrupt("nobody").await;
-    client.end().await;
-}
-
-#[tokio::test]
-async fn an_interrupt_is_sigint_and_may_be_repeated() {
-    let mut tasks = JoinSet::new();
-    let (spawner, mut sender, mut receiver) = fake::scripted(&mut tasks);
-    let mut client = Client::with(spawner, tasks).await;
-    let started = client.ask_start(shell("p", "")).await;
-    let Some((SpawnerRequest::Start { id, .. }, descriptors)) = fake::hear(&mut receiver).await else { panic!() };
-    fake::say(
-        &mut sender,
-        &SpawnerEvent::Started { id, pid: 1, enforced: Enforced::default(), limits: Vec::new(), tree: TreeEnd::Descendants },
-    )
-    .await;
-    started.await.unwrap().unwrap();
-    for _time in 0..2 {
-        client.interrupt("p").await;
-        let heard = fake::hear(&mut receiver).await;
-        assert!(matches!(heard, Some((SpawnerRequest::Signal { id: of, signal: 2 }, _)) if of == id), "{heard:?}");
-    }
-    drop((sender, receiver, descriptors));
-    client.end().await;
-}
-
-#[tokio::test]
-async fn what_the_sandbox_saw_and_why_it_ended_a_process_reach_the_client() {
-    let mut tasks = JoinSet::new();
-    let (spawner, mut sender, mut receiver) = fake::scripted(&mut tasks);
-    let mut client = Client::with(spawner, tasks).await;
-    let started = client.ask_start(shell("p", "")).await;
-    let Some((SpawnerRequest::Start { id, .. }, descriptors)) = fake::hear(&mut receiver).await else { panic!() };
-    drop(descriptors);
-    fake::say(
-        &mut sender,
-        &SpawnerEvent::Started { id, pid: 1, enforced: Enforced::default(), limits: Vec::new(), tree: TreeEnd::Descendants },
-    )
-    .await;
-    started.await.unwrap().unwrap();
-    let (denials, failure) = (fake::denials(&["/etc/x"]), Some("more memory than its sandbox allows".to_owned()));
-    let ended = SpawnerEvent::Exited {
-        id,
-        status: ExitStatus::Signal(9),
-        denials: denials.clone(),
-        failure: failure.clone(),
-        limits: Vec::new(),
-    };
-    fake::say(&mut sender, &ended).await;
-    assert_eq!(client.story().await.exit, Some(137));
-    let read = client.read("p", 0, 0).await;
-    assert_eq!((read.sandbox_denied, read.denials, read.failure), (true, denials.list, failure));
-    client.end().await;
-}
-
-#[tokio::test]
 async fn what_a_failed_start_was_denied_is_data_of_its_error() {
     let mut tasks = JoinSet::new();
     let (spawner, mut sender, mut receiver) = fake::scripted(&mut tasks);
@@ -491,77 +319,6 @@ async fn what_cannot_start_says_why_and_frees_its_id() {
 }
 
 #[tokio::test]
-async fn a_session_outlives_its_connection() {
-    let mut client = Client::new().await;
-    let params =
-        StartParams { pipe_stdin: true, ..shell("p", "echo before; read line; echo while; read line; echo after; exit 5") };
-    client.start(params).await.unwrap();
-    client.until("stdout", b"before\n").await;
-    let other = mpsc::channel(1).0;
-    assert!(matches!(client.try_attach(other).await, Err(AttachError)));
-    assert_eq!(client.write("p", "1", b"\n").await, WriteStatus::Accepted);
-    // A long poll does not hold the session.
-    let poll = ReadParams {
-        process_id: "p".to_owned(),
-        after_seq: Some(99),
-        max_bytes: None,
-        wait_ms: Some(60_000),
-        ..ReadParams::default()
-    };
-    let poll = client.ask_read(poll).await;
-    client.detach().await;
-    assert!(poll.await.unwrap().is_err());
-    client.attach().await;
-    // The line was written before or after the resume; in either case the page has it.
-    let page = client.read("p", 1, 60_000).await;
-    assert_eq!(page.chunks[0].chunk.0, b"while\n");
-    assert_eq!(client.write("p", "1", b"\n").await, WriteStatus::Accepted, "the id is remembered, the line is not read");
-    assert!(client.read("p", 2, 0).await.chunks.is_empty());
-    client.write("p", "2", b"\n").await;
-    let story = client.story().await;
-    assert_eq!(story.exit, Some(5));
-    assert!(story.seqs.ends_with(&[3, 4, 5]), "{story:?}");
-    client.end().await;
-}
-
-#[tokio::test]
-async fn output_of_a_detached_process_is_kept_to_the_byte() {
-    let mut client = Client::new().await;
-    client.start(StartParams { pipe_stdin: true, ..shell("p", "read go; head -c 30000000 /dev/zero; echo END") }).await.unwrap();
-    client.write("p", "1", b"go\n").await;
-    let mut bytes = 0;
-    let mut last = 0;
-    // Cut and resume over and over, in the middle of the stream, until it has ended.
-    loop {
-        client.detach().await;
-        client.attach().await;
-        let page = client.read("p", last, 60_000).await;
-        for chunk in &page.chunks {
-            assert_eq!(chunk.seq, last + 1, "no gap");
-            last += 1;
-            bytes += chunk.chunk.0.len();
-        }
-        if page.closed {
-            break;
-        }
-        for _event in 0..50 {
-            let event = client.next().await;
-            let seq = event["params"]["seq"].as_u64().unwrap();
-            if seq > last {
-                assert_eq!(seq, last + 1, "no gap");
-                last = seq;
-                bytes += event["params"]["chunk"].as_str().map_or(0, |chunk| decode(chunk).unwrap().len());
-            }
-            if event["method"] == "process/closed" {
-                break;
-            }
-        }
-    }
-    assert_eq!(bytes, 30_000_004);
-    client.end().await;
-}
-
-#[tokio::test]
 async fn a_start_waits_for_the_mutations_before_it() {
     let mut client = Client::new().await;
     let before = client.attachment.as_mut().unwrap().order.mutation();
@@ -574,90 +331,5 @@ async fn a_start_waits_for_the_mutations_before_it() {
     assert!(start.try_recv().is_err());
     drop(before);
     start.await.unwrap().unwrap();
-    client.end().await;
-}
-
-#[tokio::test]
-async fn the_end_of_a_session_kills_what_it_started() {
-    let mut client = Client::new().await;
-    client.start(shell("p", "trap '' TERM INT HUP; echo $$; while :; do sleep 0.01; done")).await.unwrap();
-    let event = client.next().await;
-    let pid = String::from_utf8(decode(event["params"]["chunk"].as_str().unwrap()).unwrap()).unwrap();
-    let pid = rustix::process::Pid::from_raw(pid.trim().parse().unwrap()).unwrap();
-    rustix::process::test_kill_process(pid).unwrap();
-    let session = client.session.clone();
-    client.end().await;
-    assert!(rustix::process::test_kill_process(pid).is_err(), "it is reaped before the session's task ends");
-    assert!(session.send(Command::Close).await.is_err());
-}
-
-#[tokio::test]
-async fn a_detached_session_expires() {
-    let mut tasks = JoinSet::new();
-    let (spawner, mut sender, mut receiver) = fake::scripted(&mut tasks);
-    // Long enough to attach first, and short for a test.
-    let mut client = Client::with_retention(spawner, tasks, Duration::from_secs(1)).await;
-    let started = client.ask_start(shell("p", "")).await;
-    let Some((SpawnerRequest::Start { id, .. }, descriptors)) = fake::hear(&mut receiver).await else { panic!() };
-    drop(descriptors);
-    fake::say(
-        &mut sender,
-        &SpawnerEvent::Started { id, pid: 1, enforced: Enforced::default(), limits: Vec::new(), tree: TreeEnd::Descendants },
-    )
-    .await;
-    started.await.unwrap().unwrap();
-    client.detach().await;
-    // The next thing that happens is the end of the session, which kills the process.
-    let heard = fake::hear(&mut receiver).await;
-    assert!(matches!(heard, Some((SpawnerRequest::Signal { id: of, signal: 9 }, _)) if of == id), "{heard:?}");
-    assert!(client.session.send(Command::Close).await.is_err());
-    // The helper never says that it exited: the session's task ends all the same.
-    drop(client.session);
-    drop(client.attachment);
-    client.tasks.join_next().await.unwrap().unwrap();
-}
-
-#[tokio::test]
-async fn when_the_spawner_dies_its_processes_are_lost() {
-    let mut tasks = JoinSet::new();
-    let (spawner, mut sender, mut receiver) = fake::scripted(&mut tasks);
-    let mut client = Client::with(spawner, tasks).await;
-    let started = client.ask_start(shell("p", "")).await;
-    let Some((SpawnerRequest::Start { id, .. }, descriptors)) = fake::hear(&mut receiver).await else { panic!() };
-    fake::say(
-        &mut sender,
-        &SpawnerEvent::Started { id, pid: 1, enforced: Enforced::default(), limits: Vec::new(), tree: TreeEnd::Descendants },
-    )
-    .await;
-    started.await.unwrap().unwrap();
-    let pending = client.ask_start(shell("q", "")).await;
-    fake::hear(&mut receiver).await.unwrap();
-    // Its output is still held by somebody, but it is not waited for.
-    drop((sender, receiver));
-    let error = pending.await.unwrap().unwrap_err();
-    assert!(error.message.starts_with("lost: "), "{error}");
-    assert_eq!(client.story().await.exit, Some(137));
-    drop(descriptors);
-    assert!(client.read("p", 0, 0).await.failure.is_some());
-    client.end().await;
-}
-
-#[tokio::test]
-async fn terminating_what_starts_kills_it_once_it_runs() {
-    let mut tasks = JoinSet::new();
-    let (spawner, mut sender, mut receiver) = fake::scripted(&mut tasks);
-    let mut client = Client::with(spawner, tasks).await;
-    let started = client.ask_start(shell("p", "")).await;
-    let Some((SpawnerRequest::Start { id, .. }, descriptors)) = fake::hear(&mut receiver).await else { panic!() };
-    assert!(client.terminate("p").await);
-    fake::say(
-        &mut sender,
-        &SpawnerEvent::Started { id, pid: 1, enforced: Enforced::default(), limits: Vec::new(), tree: TreeEnd::Descendants },
-    )
-    .await;
-    started.await.unwrap().unwrap();
-    let heard = fake::hear(&mut receiver).await;
-    assert!(matches!(heard, Some((SpawnerRequest::Signal { id: of, signal: 9 }, _)) if of == id), "{heard:?}");
-    drop((sender, receiver, descriptors));
     client.end().await;
 }

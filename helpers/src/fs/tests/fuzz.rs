@@ -14,7 +14,7 @@ use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What no request may show, in contents and in names.
+/// Text that no request may show, in contents or in names.
 const SECRET: &[u8] = b"only-outside";
 
 /// Parts of the paths that are asked for.
@@ -87,7 +87,7 @@ fn policy(tree: &Tree) -> View {
     confined(&[(&ws, "write"), (&ro, "read"), (&no, "deny")])
 }
 
-/// Paths, modes and contents of what must stay as it is.
+/// Paths, modes and contents of the files that must not change.
 fn kept(tree: &Tree) -> Vec<(PathBuf, u32, Option<Vec<u8>>)> {
     let mut todo: Vec<PathBuf> = ["out", "ws/.git", "ws/ro", "ws/no"].map(|name| tree.at(name)).into();
     let mut found = Vec::new();
@@ -102,21 +102,21 @@ fn kept(tree: &Tree) -> Vec<(PathBuf, u32, Option<Vec<u8>>)> {
     found
 }
 
-/// That an answer shows nothing of what lies outside or is denied.
+/// Checks that a reply shows no file that lies outside or is denied.
 fn check_answer(tree: &Tree, operation: &FsOperation, answer: &Answer) {
     let shows = |bytes: &[u8]| bytes.windows(SECRET.len()).any(|window| window == SECRET);
-    assert!(!shows(&answer.payload), "{operation:?} shows what lies outside");
+    assert!(!shows(&answer.payload), "{operation:?} shows a file outside");
     if let (Some(file), FsOperation::Open { .. } | FsOperation::ReadFile { .. }) = (&answer.descriptor, operation) {
         let mut content = [0; 64];
         // One that was opened for writing cannot be read.
         let got = rustix::io::pread(file, &mut content[..], 0).unwrap_or(0);
-        assert!(!shows(&content[..got]), "{operation:?} hands over what lies outside");
+        assert!(!shows(&content[..got]), "{operation:?} passes on a file outside");
     }
     let outside = tree.at("out");
     match &answer.outcome {
         Ok(FsDone::Directory(entries)) => {
             let asked = operation.paths().0.as_path().as_os_str().as_bytes();
-            assert!(shows(asked) || !entries.iter().any(|entry| shows(&entry.name.0)), "{operation:?} lists what lies outside");
+            assert!(shows(asked) || !entries.iter().any(|entry| shows(&entry.name.0)), "{operation:?} lists a file outside");
         }
         Ok(FsDone::Path(path)) => assert!(path.as_path().starts_with(tree.at("ws")) || tree.at("ws").starts_with(path.as_path())),
         Ok(FsDone::Walk { entries, .. }) => {
@@ -160,7 +160,7 @@ fn changing_links_lead_no_request_out() {
     let (tried, judged) = search("resolution", &seeds, 200, |data| {
         let tree = Tree::new();
         plant(&tree);
-        // Links lead where they like; what is denied could be moved by somebody else, who may.
+        // Links may lead anywhere; a denied file could be moved by another process, which may do so.
         let outside = kept(&tree).into_iter().filter(|(path, ..)| path.starts_with(tree.at("out"))).collect::<Vec<_>>();
         let view = confined(&[(&tree.at("ws"), "write")]);
         std::fs::remove_dir_all(tree.at("ws/no")).unwrap();
@@ -210,13 +210,13 @@ fn kept_outside(tree: &Tree) -> Vec<(PathBuf, u32, Option<Vec<u8>>)> {
     found
 }
 
-/// One change of somebody who is not confined: names change places, and become links out, directories or nothing.
+/// One change by an unconfined process: names change places, and become links out, directories or nothing.
 fn turn(tree: &Tree, numbers: &mut Numbers) {
     // At the top, for a longer path could lead this thread itself out.
     const NAMES: [&str; 5] = ["a", "b", "c", "d", "f"];
     let mut name = || tree.at("ws").join(NAMES[numbers.below(NAMES.len())]);
     let (one, other) = (name(), name());
-    // What does not fit fails, and is no matter.
+    // A change that does not fit fails, which is fine.
     match numbers.below(5) {
         0 | 1 => drop(renameat_with(CWD, &one, CWD, &other, RenameFlags::EXCHANGE)),
         2 => {

@@ -1,4 +1,4 @@
-//! Acts of several words. What is not here is an act of the sandbox's own tests on one place.
+//! Acts of several words. All other acts are those of the sandbox's own tests on one place.
 
 use super::{acts, raw};
 use rustix::process::{Resource, getrlimit};
@@ -8,7 +8,7 @@ use std::io::{Error, Read as _, Result};
 use std::os::fd::IntoRawFd as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 
-/// Does what the words say: `ok`, the name of an error, or what it saw.
+/// Does the act that the words name, and returns `ok`, the name of an error, or its output.
 pub(crate) fn outcome(words: &[&str]) -> String {
     match perform(words) {
         Ok(answer) => answer,
@@ -63,7 +63,7 @@ fn first_of(paths: &[&str]) -> Result<String> {
     Err(last)
 }
 
-/// `ok`, or what is open beside the three streams.
+/// `ok`, or the open descriptors beside the three streams.
 fn descriptors() -> Result<String> {
     let listing = fs::read_dir("/proc/self/fd")?;
     let mut open = Vec::new();
@@ -150,7 +150,8 @@ fn number(word: &str) -> Result<usize> {
     parsed.map_err(|error| Error::other(format!("{word}: {error}")))
 }
 
-/// By name where both architectures have the call; what is newer than the C library's table is given as a number, which both share.
+/// By name where both architectures have the call; a call newer than the C library's table is given as a number, which both
+/// share.
 fn by_name(name: &str) -> libc::c_long {
     match name {
         "fchmod" => libc::SYS_fchmod,

@@ -13,7 +13,7 @@ pub(super) struct Target<'a> {
     pub(super) server: &'a Server,
 }
 
-/// Under the policy of the row. An error says what was changed, or what is not so afterwards.
+/// Runs the act under the policy of the row. An error names the change, or the check that failed afterwards.
 pub(super) async fn confined(row: &Row, target: &Target<'_>) -> Result<String, String> {
     let field = Field::new(row, target.server.program.child.id().expect("the server runs"));
     let own = match &row.ceiling {
@@ -46,13 +46,13 @@ pub(super) async fn confined(row: &Row, target: &Target<'_>) -> Result<String, S
     row.after.iter().try_for_each(|check| field.check(check)).map(|()| got)
 }
 
-/// Without a sandbox, with the first of its values: `ok`, or what came instead.
+/// Runs the act without a sandbox, with the first of its values, and returns `ok` or the other outcome.
 pub(super) async fn control(row: &Row, target: &Target<'_>) -> String {
     let row = row.for_control().expect("it was read before");
     let field = Field::new(&row, target.server.program.child.id().expect("the server runs"));
     let mut client = Client::connect(target.server).await;
     let got = one(&row, &field, &mut client, &None, &row.each[0], 0).await;
-    // Without a sandbox the secret is no secret.
+    // Without a sandbox the secret may be read.
     if got == "leak" { "ok".to_owned() } else { got }
 }
 
@@ -88,7 +88,7 @@ async fn one(row: &Row, field: &Field, client: &mut Client, sandbox: &Option<Val
     }
 }
 
-/// A file call by its name and paths; what it answers must not hold the secret.
+/// Makes a file call by its name and paths; the reply must not contain the secret.
 async fn call(client: &mut Client, words: &[String], sandbox: &Option<Value>) -> String {
     let uri = |path: &String| AbsolutePath::new(path).expect("an absolute path").to_uri();
     let options = json!({"maxDepth": 8, "maxDirectories": 100, "maxEntries": 1000, "followDirectorySymlinks": true});
@@ -152,9 +152,10 @@ fn name_of(refusal: &Refusal) -> String {
     name.to_owned()
 }
 
-/// An entry: `SPECIAL ACCESS`, `PATH ACCESS`, `glob PATTERN deny`, or `network`.
+/// An entry: `SPECIAL ACCESS`, `PATH ACCESS`, `glob PATTERN deny`, `network`, or `nested` for protected names at any depth.
 enum Entry<'a> {
     Network,
+    Nested,
     Glob(&'a str, &'a str),
     Path(&'a str, &'a str),
     Special(&'a str, &'a str),
@@ -163,6 +164,7 @@ enum Entry<'a> {
 fn entry(text: &str) -> Entry<'_> {
     match text.split_whitespace().collect::<Vec<_>>()[..] {
         ["network"] => Entry::Network,
+        ["nested"] => Entry::Nested,
         ["glob", pattern, access] => Entry::Glob(pattern, access),
         [path, access] if path.starts_with('/') => Entry::Path(path, access),
         [special, access] => Entry::Special(special, access),
@@ -172,10 +174,11 @@ fn entry(text: &str) -> Entry<'_> {
 
 /// The entries as a request has them.
 fn requests(field: &Field, entries: &[String]) -> Value {
-    let (mut network, mut list) = ("restricted", Vec::new());
+    let (mut network, mut nested, mut list) = ("restricted", false, Vec::new());
     for text in entries.iter().map(|text| field.text(text, "")) {
         match entry(&text) {
             Entry::Network => network = "enabled",
+            Entry::Nested => nested = true,
             Entry::Glob(pattern, access) => {
                 list.push(json!({"path": {"type": "glob_pattern", "pattern": pattern}, "access": access}))
             }
@@ -186,17 +189,21 @@ fn requests(field: &Field, entries: &[String]) -> Value {
     let workspace = field.place.uri("ws");
     json!({
         "permissions": {"type": "managed", "network": network, "file_system": {"type": "restricted", "entries": list}},
-        "cwd": workspace, "workspaceRoots": [workspace], "windowsSandboxLevel": "disabled",
+        "cwd": workspace, "workspaceRoots": [workspace], "windowsSandboxLevel": "disabled", "protectNestedRepositories": nested,
     })
 }
 
 /// The entries as a file of the operator's has them.
 fn operators(field: &Field, entries: &[String]) -> String {
-    let (mut network, mut list) = ("restricted", String::new());
+    let (mut network, mut nested, mut list) = ("restricted", false, String::new());
     for text in entries.iter().map(|text| field.text(text, "")) {
         let (kind, what, access) = match entry(&text) {
             Entry::Network => {
                 network = "enabled";
+                continue;
+            }
+            Entry::Nested => {
+                nested = true;
                 continue;
             }
             Entry::Glob(pattern, access) => ("glob", pattern, access),
@@ -205,5 +212,5 @@ fn operators(field: &Field, entries: &[String]) -> String {
         };
         writeln!(list, "[[entries]]\n{kind} = '{what}'\naccess = '{access}'").expect("a string takes everything");
     }
-    format!("description = 'of a test'\nfiles = 'restricted'\nnetwork = '{network}'\n{list}")
+    format!("description = 'of a test'\nfiles = 'restricted'\nnetwork = '{network}'\nprotect_nested = {nested}\n{list}")
 }

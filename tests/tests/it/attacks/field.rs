@@ -1,4 +1,4 @@
-//! What an attempt is made on: a workspace, a place outside, and what the set-up steps of a row make of them.
+//! The files of an attempt: a workspace and a place outside, changed by the set-up steps of a row.
 
 use super::row::Row;
 use portcullis_tests::{Place, executable};
@@ -10,7 +10,7 @@ use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-/// The content of `{out}/secret`. Where it comes out, the attack has read what it must not.
+/// The content of `{out}/secret`. If an output contains it, the attack succeeded.
 pub(super) const CANARY: &str = "the-canary-of-the-corpus";
 
 /// `ws` is the workspace with `file` and `.git/config`; `out` lies outside and holds `file` and `secret`.
@@ -109,7 +109,7 @@ impl Field {
         done.unwrap_or_else(|error| panic!("{step}: {error}"));
     }
 
-    /// Whether what a row says of the time afterwards is so; else what is not.
+    /// Makes a check of a row's `after`; an error names the check that failed.
     pub(super) fn check(&self, check: &str) -> Result<(), String> {
         let check = self.text(check, "");
         let words: Vec<&str> = check.split_whitespace().collect();
@@ -128,7 +128,7 @@ impl Field {
         if is_so { Ok(()) } else { Err(format!("afterwards not so: {check}")) }
     }
 
-    /// Everything outside and what is protected: names, kinds, modes and contents.
+    /// All files outside and in `.git`: names, kinds, modes and contents.
     pub(super) fn snapshot(&self) -> BTreeMap<PathBuf, (u32, Vec<u8>)> {
         let mut seen = BTreeMap::new();
         let mut open = vec![self.place.path("ws/.git"), self.place.path("out")];
@@ -150,7 +150,8 @@ impl Drop for Field {
         drop(self.other.stdin.take());
         let _ended = self.other.wait();
         for mounted in self.mounts.iter().rev() {
-            // Whatever still looks into it: the directory is removed next, and nothing but the mount may go with it.
+            // Detached even if a process still uses it: the directory is removed next, and the content of the mount must not be
+            // removed with it.
             unmount(mounted, UnmountFlags::DETACH).expect("take the mount away");
         }
     }

@@ -50,13 +50,13 @@ impl ByKind {
         };
         let by_kind = table.into_iter().map(|(kind, text)| match text {
             Value::String(text) if KINDS.contains(&kind.as_str()) => Ok((kind, text)),
-            _ => Err(format!("`{name}`: `{kind}` is no kind of server, or has no text")),
+            _ => Err(format!("`{name}`: `{kind}` is not a kind of server, or has no text")),
         });
         Ok(Self(by_kind.collect::<Result<_, _>>()?))
     }
 }
 
-/// What is done.
+/// The act of a row.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Act {
     /// By the attacker program, in its words.
@@ -84,7 +84,7 @@ pub(super) struct Row {
     /// Entries of the operator's policy; the row has a server of its own then.
     pub(super) ceiling: Option<Vec<String>>,
     pub(super) expect: ByKind,
-    /// What must be so afterwards.
+    /// Checks that must hold afterwards.
     pub(super) after: Vec<String>,
     pub(super) skip: ByKind,
     pub(super) pending: ByKind,
@@ -143,7 +143,7 @@ fn read(mut table: Table) -> Result<Row, String> {
     let control = match table.remove("control") {
         None => Table::new(),
         Some(Value::Table(control)) => control,
-        Some(other) => return Err(format!("`control` is no table: {other}")),
+        Some(other) => return Err(format!("`control` is not a table: {other}")),
     };
     let policy = match table.remove("policy") {
         None => named("read-only")?,
@@ -196,7 +196,7 @@ fn read_start(row: &mut Row, mut table: Table) -> Result<usize, String> {
             [Value::Integer(first), Value::Integer(last)] => row.each = (first..=last).map(|n| n.to_string()).collect(),
             _ => row.each = texts("each", range)?,
         },
-        Some(other) => return Err(format!("`each` is no list: {other}")),
+        Some(other) => return Err(format!("`each` is not a list: {other}")),
     }
     match table.remove("env") {
         None => {}
@@ -205,9 +205,9 @@ fn read_start(row: &mut Row, mut table: Table) -> Result<usize, String> {
                 row.env.insert(name, value.as_str().ok_or("`env` holds texts")?.to_owned());
             }
         }
-        Some(other) => return Err(format!("`env` is no table: {other}")),
+        Some(other) => return Err(format!("`env` is not a table: {other}")),
     }
-    table.keys().next().map_or(Ok(count), |other| Err(format!("`{other}` is no member of a row")))
+    table.keys().next().map_or(Ok(count), |other| Err(format!("`{other}` is not a member of a row")))
 }
 
 impl Row {
@@ -219,7 +219,7 @@ impl Row {
     }
 }
 
-/// What the kernel says to keep something from somebody, and not because the thing itself is odd or broken.
+/// Errors by which the kernel denies access, unlike errors of an odd or broken file.
 const DENIALS: [&str; 6] = ["EPERM", "EACCES", "ENOENT", "EROFS", "ENOSYS", "ELOOP"];
 
 /// Whether an outcome is one of those between the bars: itself, `failed` for a program that did not end with 0, `refused: WORDS` for a
@@ -257,7 +257,7 @@ fn text(table: &mut Table, name: &str) -> Result<Option<String>, String> {
     match table.remove(name) {
         None => Ok(None),
         Some(Value::String(text)) => Ok(Some(text)),
-        Some(other) => Err(format!("`{name}` is no text: {other}")),
+        Some(other) => Err(format!("`{name}` is not a text: {other}")),
     }
 }
 
@@ -265,7 +265,7 @@ fn list(table: &mut Table, name: &str) -> Result<Option<Vec<String>>, String> {
     match table.remove(name) {
         None => Ok(None),
         Some(Value::Array(list)) => texts(name, list).map(Some),
-        Some(other) => Err(format!("`{name}` is no list: {other}")),
+        Some(other) => Err(format!("`{name}` is not a list: {other}")),
     }
 }
 

@@ -53,7 +53,7 @@ async fn closed_interfaces_stay_closed_on_every_machine() {
             assert_ne!(free, expect, "{act}: without a sandbox");
         }
     }
-    // This kernel has none of these either, so there is no control.
+    // This kernel lacks these calls too, so they have no control.
     let sandbox = workspace_write(&set.place, &[]);
     assert_eq!(set.act(&sandbox, "newer", "-").await[..2], ["ENOSYS"; 2]);
 }

@@ -1,4 +1,4 @@
-# Sets the group's bit on what the arguments name, by every call that can: NAME OUTCOME, a line each.
+# Sets the group's bit on the path in the arguments, by every call that can, and prints a line NAME OUTCOME for each.
 import ctypes, errno, os, platform, sys
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -26,7 +26,7 @@ ways = {
     "fchmodat2": lambda: call(452, CWD, path, 0o2755, 0),
     "fchmodat2-no-link": lambda: call(452, CWD, path, 0o2755, NOFOLLOW),
     "fchmodat2-empty": lambda: call(452, held(path, os.O_PATH), b"", 0o2755, EMPTY),
-    # So the C library changes what must be no link.
+    # The C library uses this call for a path that must not be a link.
     "by-proc": lambda: call(FCHMODAT, CWD, b"/proc/self/fd/%d" % held(path, os.O_PATH), 0o2755),
 }
 if X86:

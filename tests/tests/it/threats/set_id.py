@@ -86,7 +86,7 @@ for mode in (0o4755, 0o2755, 0o6711):
             outcome = errno.errorcode[error.errno]
         got = os.lstat(path).st_mode & 0o6000 if os.path.lexists(path) else 0
         print(name, outcome, oct(got))
-# What never gives such bits, whoever does it: these are for the look at what there is at the end.
+# Calls that never set such bits, with any rights: they make files for the check of all files at the end.
 for act in (
     lambda: os.mkdir("m", 0o6777),
     lambda: acl(made(b"acl")),

@@ -69,7 +69,7 @@ async fn a_directory_gets_the_bit_of_its_group_where_init_looks() {
             for (line, expect) in said.lines().zip(expect) {
                 let (way, outcome) = line.split_once(' ').unwrap();
                 match (path, way) {
-                    // What is held by a descriptor has no way that leads through links.
+                    // A file held by a descriptor has no path that leads through links.
                     ("/proc/self/cwd/d", _) if which == 0 => {
                         let by_descriptor = ["fchmod", "fchmodat2-empty", "fchmodat-from", "by-proc"].contains(&way);
                         assert_eq!(outcome, if by_descriptor { "ok set" } else { "EPERM plain" }, "{path}: {said}");
@@ -204,6 +204,6 @@ async fn what_a_file_call_writes_or_copies_has_no_set_id_bit() {
     for name in ["ws/written", "ws/emptied", "ws/opened", "ws/over", "ws/new"] {
         assert_eq!((bits(&set, name), capable(&set, name)), (0, false), "{name}");
     }
-    // The control: what is only read keeps them.
+    // The control: a file that is only read keeps them.
     assert_eq!((bits(&set, "ws/from"), capable(&set, "ws/from")), (0o6000, is_root()));
 }
