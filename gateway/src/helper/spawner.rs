@@ -220,7 +220,7 @@ impl Spawner {
         let (now, known) = watch::channel(Now::first(life.body.pid()));
         let uids = begin.as_ref().and_then(|begin| begin.uids);
         let (ids, has_dialers, found) = (Arc::default(), Arc::default(), Arc::new(life.found.clone()));
-        let owner = Owner { asks: queue, stopped, now: Arc::new(now), begin, found: Arc::clone(&found) };
+        let owner = Owner { asks: queue, unsent: None, stopped, now: Arc::new(now), begin, found: Arc::clone(&found) };
         (Self { asks, ids, now: known, has_dialers, found, uids }, owner)
     }
 

@@ -1,8 +1,8 @@
 //! The owner of the spawner: it runs the helper, and replaces a helper that died.
 //!
-//! Requests to a dead spawner are lost; requests made without a living spawner wait for the next. Before the next spawner starts, the
-//! warden of the dead one ends the processes that it left. If this takes longer than [`SWEEP`], the next spawner starts beside
-//! it.
+//! Requests that a dead spawner had got are lost. A request that it got no whole frame of, and requests made without a living
+//! spawner, wait for the next. Before the next spawner starts, the warden of the dead one ends the processes that it left. If
+//! this takes longer than [`SWEEP`], the next spawner starts beside it.
 
 use super::Never;
 use super::life::{Begin, Body, END_PATIENCE, Found, Life};
@@ -48,6 +48,8 @@ impl Now {
 
 pub(super) struct Owner {
     pub(super) asks: mpsc::Receiver<Ask>,
+    /// The request that the last spawner got no whole frame of.
+    pub(super) unsent: Option<Ask>,
     pub(super) stopped: oneshot::Receiver<Never>,
     pub(super) now: Arc<watch::Sender<Now>>,
     /// None: it is not replaced.
@@ -62,7 +64,8 @@ impl Owner {
         let (mut elders, mut deaths) = (JoinSet::new(), 0);
         loop {
             let (Life { sender, receiver, body, .. }, began) = (life, Instant::now());
-            let (reason, has_served) = match Task::new(sender, receiver).run(&mut self.asks, &mut self.stopped).await {
+            let task = Task::new(sender, receiver);
+            let (reason, has_served) = match task.run(&mut self.unsent, &mut self.asks, &mut self.stopped).await {
                 End::Stopped => {
                     self.asks.close();
                     let status = body.end().await;
@@ -142,6 +145,9 @@ impl Owner {
         let mut work = pin!(work);
         loop {
             let is_late = since.elapsed() >= WAIT;
+            if let Some(unsent) = self.unsent.take_if(|_| is_late) {
+                unsent.fail(reason);
+            }
             tokio::select! {
                 biased;
                 _stopped = &mut self.stopped => return None,

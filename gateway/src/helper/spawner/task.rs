@@ -71,8 +71,16 @@ impl Task {
     }
 
     /// Ends when every handle was dropped or it was stopped, or if the helper dies. What waits for the helper is lost then.
-    pub(super) async fn run(mut self, asks: &mut mpsc::Receiver<Ask>, stopped: &mut oneshot::Receiver<Never>) -> End {
-        let end = self.exchange(asks, stopped).await;
+    ///
+    /// `unsent` is sent first, once. At the end it holds the request that the helper did not get as a whole, which another helper
+    /// may still get.
+    pub(super) async fn run(
+        mut self,
+        unsent: &mut Option<Ask>,
+        asks: &mut mpsc::Receiver<Ask>,
+        stopped: &mut oneshot::Receiver<Never>,
+    ) -> End {
+        let end = self.exchange(unsent, asks, stopped).await;
         let reason = end.as_ref().err().map_or("it was stopped", String::as_str);
         for (_id, reply) in self.starting.drain() {
             let _caller_gone = reply.send(Err(LaunchError::Lost(format!("the spawner has ended: {reason}"))));
@@ -81,11 +89,25 @@ impl Task {
         end.map_or_else(|reason| End::Died { reason, has_served }, |()| End::Stopped)
     }
 
-    async fn exchange(&mut self, asks: &mut mpsc::Receiver<Ask>, stopped: &mut oneshot::Receiver<Never>) -> Result<(), String> {
+    async fn exchange(
+        &mut self,
+        unsent: &mut Option<Ask>,
+        asks: &mut mpsc::Receiver<Ask>,
+        stopped: &mut oneshot::Receiver<Never>,
+    ) -> Result<(), String> {
+        if let Some(ask) = unsent.take() {
+            self.forward(ask).await.map_err(|(ask, error)| {
+                ask.fail(&error);
+                error
+            })?;
+        }
         loop {
             tokio::select! {
                 ask = asks.recv() => match ask {
-                    Some(ask) => self.forward(ask).await?,
+                    Some(ask) => self.forward(ask).await.map_err(|(ask, error)| {
+                        *unsent = Some(ask);
+                        error
+                    })?,
                     None => return Ok(()),
                 },
                 _stopped = &mut *stopped => return Ok(()),
@@ -97,43 +119,32 @@ impl Task {
         }
     }
 
-    /// Sends what was asked for. The helper reads at all times, so this waits for nobody else. Errors end the task.
-    async fn forward(&mut self, ask: Ask) -> Result<(), String> {
-        let sent = match ask {
-            Ask::Request(request) => self.send(&request, &[]).await,
-            Ask::Worker { id, own_view, descriptors: [stdio, control], ended } => {
-                let sent = self.send(&SpawnerRequest::Worker { id, own_view }, &[stdio.as_fd(), control.as_fd()]).await;
-                match &sent {
-                    Ok(()) => drop(self.workers.insert(id, ended)),
-                    Err(SendError::Untouched(failed)) => {
-                        let _owner_gone = ended.send(WorkerEnd::NotStarted(failed.to_string()));
-                    }
-                    // Dropped, the channel says that the spawner died.
-                    Err(SendError::Broken(_)) => {}
-                }
-                sent
+    /// Sends what was asked for. The helper reads at all times, so this waits for no other work. An error ends the task: the helper
+    /// got no whole frame of this request, so it did nothing of it.
+    async fn forward(&mut self, ask: Ask) -> Result<(), (Ask, String)> {
+        let sent = match &ask {
+            Ask::Request(request) => self.send(request, &[]).await,
+            Ask::Worker { id, own_view, descriptors: [stdio, control], .. } => {
+                let request = SpawnerRequest::Worker { id: *id, own_view: *own_view };
+                self.send(&request, &[stdio.as_fd(), control.as_fd()]).await
             }
-            // Nobody waits for it any more.
+            // Its caller has gone.
             Ask::Process { reply, .. } if reply.is_closed() => return Ok(()),
-            Ask::Process { id, launch, reply } => match self.launch(id, &launch).await {
-                Ok(()) => {
-                    self.starting.insert(id, reply);
-                    return Ok(());
-                }
-                Err(SendError::Broken(error)) => {
-                    let _caller_gone = reply.send(Err(LaunchError::Lost(error.clone())));
-                    return Err(error);
-                }
-                Err(SendError::Untouched(failed)) => {
-                    let _caller_gone = reply.send(Err(LaunchError::Failed(failed)));
-                    return Ok(());
-                }
-            },
+            Ask::Process { id, launch, .. } => self.launch(*id, launch).await,
         };
-        match sent {
-            Ok(()) | Err(SendError::Untouched(_)) => Ok(()),
-            Err(SendError::Broken(error)) => Err(error),
+        match (ask, sent) {
+            (ask, Err(SendError::Broken(error))) => return Err((ask, error)),
+            (Ask::Request(_), _) => {}
+            (Ask::Worker { id, ended, .. }, Ok(())) => drop(self.workers.insert(id, ended)),
+            (Ask::Worker { ended, .. }, Err(SendError::Untouched(failed))) => {
+                let _owner_gone = ended.send(WorkerEnd::NotStarted(failed.to_string()));
+            }
+            (Ask::Process { id, reply, .. }, Ok(())) => drop(self.starting.insert(id, reply)),
+            (Ask::Process { reply, .. }, Err(SendError::Untouched(failed))) => {
+                let _caller_gone = reply.send(Err(LaunchError::Failed(failed)));
+            }
         }
+        Ok(())
     }
 
     async fn launch(&mut self, id: u64, launch: &Launch) -> Result<(), SendError> {
@@ -251,11 +262,13 @@ fn too_large(error: FrameError) -> SendError {
 mod tests {
     use super::super::{Spawner, fake};
     use super::*;
+    use crate::helper::socket::pair_up;
     use portcullis_protocol::helper::{Command, Enforced};
     use portcullis_protocol::limit::{LimitReached, ProcessLimits, Scope, TreeEnd};
     use portcullis_protocol::path::AbsolutePath;
     use rustix::pipe::{PipeFlags, pipe_with};
     use tokio::io::AsyncReadExt;
+    use tokio::net::UnixStream;
     use tokio::task::JoinSet;
 
     fn launch() -> Launch {
@@ -368,6 +381,47 @@ mod tests {
         assert!(spawner.trouble().is_some());
         assert!(matches!(spawner.process(launch()).await, Err(LaunchError::Lost(_))));
         assert!(spawner.signal(1, KILL).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn a_request_that_a_dead_helper_did_not_get_is_sent_to_the_next_once() {
+        let (asks, mut queue) = mpsc::channel(1);
+        let (_running, mut stopped) = oneshot::channel();
+        let (reply, mut answer) = oneshot::channel();
+        asks.send(Ask::Process { id: 7, launch: Box::new(launch()), reply }).await.unwrap();
+        let mut unsent = None;
+        // The helper ends its output only: the task learns of its death when it sends.
+        let dead = || {
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            rustix::net::shutdown(&theirs, rustix::net::Shutdown::Read).unwrap();
+            let (sender, receiver) = pair_up(ours);
+            (Task::new(sender, receiver), theirs)
+        };
+        let (task, _theirs) = dead();
+        assert!(matches!(task.run(&mut unsent, &mut queue, &mut stopped).await, End::Died { has_served: false, .. }));
+        assert!(matches!(unsent, Some(Ask::Process { id: 7, .. })));
+        assert_eq!(answer.try_recv().unwrap_err(), oneshot::error::TryRecvError::Empty);
+        // The next gets it as it was.
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let ((sender, receiver), (mut said, mut heard)) = (pair_up(ours), pair_up(theirs));
+        let next = async { Task::new(sender, receiver).run(&mut unsent, &mut queue, &mut stopped).await };
+        let helper = async {
+            assert_eq!(start_id(&mut heard).await, 7);
+            fake::say(&mut said, &started(7)).await;
+            answer.await.unwrap().unwrap()
+        };
+        let child = tokio::select! {
+            child = helper => child,
+            _end = next => panic!("the task ended"),
+        };
+        assert_eq!(child.id, 7);
+        // One that a second helper did not get fails.
+        let (reply, answer) = oneshot::channel();
+        unsent = Some(Ask::Process { id: 8, launch: Box::new(launch()), reply });
+        let (task, _theirs) = dead();
+        task.run(&mut unsent, &mut queue, &mut stopped).await;
+        assert!(unsent.is_none());
+        assert!(matches!(answer.await.unwrap(), Err(LaunchError::Failed(failed)) if failed.step == Step::Machine));
     }
 
     #[tokio::test]
