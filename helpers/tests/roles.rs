@@ -16,6 +16,7 @@ mod roles {
     pub(crate) mod hidden;
     pub(crate) mod nested;
     pub(crate) mod open;
+    pub(crate) mod place;
     pub(crate) mod points;
     pub(crate) mod races;
     pub(crate) mod sandbox;

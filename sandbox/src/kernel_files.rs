@@ -122,9 +122,10 @@ const KERNEL: [u64; 36] = [
     0x474d_454d,
 ];
 
-/// Names in `/proc` that show or change the machine and not a program's surroundings; each with all below it. Container runtimes mask
-/// these too (`MaskedPaths` of the runtime specification's implementations), but for the last two, which list processes.
-pub const MASKED_IN_PROC: [&str; 22] = [
+/// Names in `/proc` with information about the machine, or with its settings; each with all below it. They are those that container
+/// runtimes mask (runc's `maskedPaths`), and similar ones: keys, memory and its layout, activity of each processor, messages of the
+/// kernel. Ordinary programs need none of them.
+pub(crate) const MASKED_IN_PROC: [&str; 20] = [
     "acpi",
     "asound",
     "interrupts",
@@ -145,12 +146,13 @@ pub const MASKED_IN_PROC: [&str; 22] = [
     "timer_stats",
     "vmallocinfo",
     "vmcore",
-    "locks",
-    "sysvipc",
 ];
 
-/// Places below `/sys` of which the same holds.
-pub const MASKED_IN_SYS: [&str; 3] = ["firmware", "devices/virtual/powercap", "kernel/vmcoreinfo"];
+/// Names in `/proc` that list processes and their objects. Processes have namespaces of their own and see only their own there.
+const LISTS_OF_PROCESSES: [&str; 2] = ["locks", "sysvipc"];
+
+/// Paths of `/sys` that are masked likewise.
+pub(crate) const MASKED_IN_SYS: [&str; 3] = ["firmware", "devices/virtual/powercap", "kernel/vmcoreinfo"];
 
 /// Why file calls under a policy do not see a name of the kernel's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -158,7 +160,7 @@ pub enum Hidden<'a> {
     /// It stands for a process: by number, or by the reader's own link. All files of the process are reached through it, magic
     /// links too.
     Process(&'a Path),
-    /// One of [`MASKED_IN_PROC`] or [`MASKED_IN_SYS`].
+    /// It tells of the machine: messages of the kernel, keys, the layout of memory.
     Masked(&'a Path),
 }
 
@@ -172,7 +174,8 @@ pub fn hidden(real: &Path) -> Option<Hidden<'_>> {
         if names_process(name) {
             return Some(Hidden::Process(component(3)));
         }
-        return MASKED_IN_PROC.iter().any(|masked| name == *masked).then(|| Hidden::Masked(component(3)));
+        let mut masked = MASKED_IN_PROC.iter().chain(&LISTS_OF_PROCESSES);
+        return masked.any(|masked| name == *masked).then(|| Hidden::Masked(component(3)));
     }
     let below = real.strip_prefix("/sys").ok()?;
     MASKED_IN_SYS.iter().any(|masked| below.starts_with(masked)).then_some(Hidden::Masked(real))

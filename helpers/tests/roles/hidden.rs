@@ -2,6 +2,7 @@
 //! repositories that pointers name through it. Processes and file calls get the same answer.
 
 use super::gateway::{Spawner, Worker, policy, shell};
+use super::place::Place;
 use crate::Test;
 use portcullis_protocol::helper::{ExitStatus, FsOperation};
 use portcullis_protocol::path::AbsolutePath;
@@ -17,29 +18,17 @@ pub(crate) const TESTS: &[Test] = &[
     ("hidden::a_pointer_that_the_request_protects_tells_nothing", a_pointer_that_the_request_protects_tells_nothing),
 ];
 
-struct Place {
-    _directory: tempfile::TempDir,
-    top: PathBuf,
+/// A workspace with a repository, and links into it in a hidden directory.
+fn workspace() -> Place {
+    let place = Place::with(&["ws/store/repo/hooks", "ws/a/b", "hidden", "more"]);
+    fs::write(place.at("ws/store/repo/config"), "old").unwrap();
+    symlink(place.at("ws/store"), place.at("hidden/g")).unwrap();
+    symlink("../hidden/g", place.at("more/g")).unwrap();
+    symlink(place.at("ws"), place.at("hidden/ws")).unwrap();
+    place
 }
 
 impl Place {
-    fn new() -> Self {
-        let directory = tempfile::tempdir_in("/var/tmp").unwrap();
-        let place = Self { top: directory.path().canonicalize().unwrap(), _directory: directory };
-        for name in ["ws/store/repo/hooks", "ws/a/b", "hidden", "more"] {
-            fs::create_dir_all(place.at(name)).unwrap();
-        }
-        fs::write(place.at("ws/store/repo/config"), "old").unwrap();
-        symlink(place.at("ws/store"), place.at("hidden/g")).unwrap();
-        symlink("../hidden/g", place.at("more/g")).unwrap();
-        symlink(place.at("ws"), place.at("hidden/ws")).unwrap();
-        place
-    }
-
-    fn at(&self, name: &str) -> PathBuf {
-        self.top.join(name)
-    }
-
     /// Everything can be read and the workspace be changed.
     fn wide(&self, more: &[(&Path, Access)]) -> Policy {
         policy(&[&[(Path::new("/"), Access::Read), (&self.at("ws"), Access::Write)], more].concat())
@@ -74,7 +63,7 @@ impl Place {
 }
 
 fn hiding_a_link_lifts_no_entry_of_the_ceiling() {
-    let (mut spawner, place) = (Spawner::start(), Place::new());
+    let (mut spawner, place) = (Spawner::start(), workspace());
     let hiding = place.wide(&[(&place.at("hidden"), Access::Deny)]);
     fs::create_dir(place.at("ws/a/.git")).unwrap();
     for (entry, access, name) in [
@@ -96,7 +85,7 @@ fn hiding_a_link_lifts_no_entry_of_the_ceiling() {
 }
 
 fn hiding_a_link_lifts_no_repositorys_protection() {
-    let (mut spawner, place) = (Spawner::start(), Place::new());
+    let (mut spawner, place) = (Spawner::start(), workspace());
     let through = |name: &str| place.at(name).to_str().unwrap().to_owned();
     fs::create_dir(place.at("hidden/tree")).unwrap();
     fs::write(place.at("hidden/tree/commondir"), through("ws/store/repo")).unwrap();
@@ -135,7 +124,7 @@ fn hiding_a_link_lifts_no_repositorys_protection() {
 }
 
 fn parts_of_a_protected_repository_stay_read_only() {
-    let (mut spawner, place) = (Spawner::start(), Place::new());
+    let (mut spawner, place) = (Spawner::start(), workspace());
     let (ceiling, repository) = (place.wide(&[]), place.at("ws/store/repo"));
     let [config, hooks] = ["config", "hooks"].map(|name| repository.join(name));
     let read = (Path::new("/"), Access::Read);
@@ -169,7 +158,7 @@ fn parts_of_a_protected_repository_stay_read_only() {
 }
 
 fn a_pointer_that_the_request_protects_tells_nothing() {
-    let (mut spawner, place) = (Spawner::start(), Place::new());
+    let (mut spawner, place) = (Spawner::start(), workspace());
     // Under these ceilings a client may write the `.git` itself.
     let hiding = policy(&[(Path::new("/"), Access::Write), (&place.at("hidden"), Access::Deny)]);
     let showing = policy(&[(Path::new("/"), Access::Write), (&place.at("elsewhere"), Access::Deny)]);

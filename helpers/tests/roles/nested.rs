@@ -2,13 +2,14 @@
 //! and what they name, and tell nothing of what the policy hides.
 
 use super::gateway::{Outcome, Spawner, Worker, policy, shell};
+use super::place::Place;
 use crate::Test;
 use portcullis_protocol::helper::ExitStatus;
 use portcullis_sandbox::policy::{Access, Files, Grants, Network, Policy};
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 pub(crate) const TESTS: &[Test] = &[
     ("nested::a_nested_git_file_fails_no_later_start", a_nested_git_file_fails_no_later_start),
@@ -24,23 +25,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("nested::what_a_process_locks_is_held_for_the_next", what_a_process_locks_is_held_for_the_next),
 ];
 
-struct Place {
-    _directory: tempfile::TempDir,
-    top: PathBuf,
-}
-
 impl Place {
-    fn new() -> Self {
-        let directory = tempfile::tempdir_in("/var/tmp").unwrap();
-        let place = Self { top: directory.path().canonicalize().unwrap(), _directory: directory };
-        fs::create_dir(place.at("ws")).unwrap();
-        place
-    }
-
-    fn at(&self, name: &str) -> PathBuf {
-        self.top.join(name)
-    }
-
     /// The workspace is writable, with protected names at any depth.
     fn nested(&self, more: &[(&Path, Access)]) -> Policy {
         let workspace = self.at("ws");
@@ -51,7 +36,7 @@ impl Place {
     fn reset(&self) {
         let emptied = std::process::Command::new("sh")
             .args(["-c", "chmod -R u+rwx ws && rm -rf ws && mkdir ws"])
-            .current_dir(&self.top)
+            .current_dir(self.top())
             .status();
         assert!(emptied.unwrap().success());
     }
@@ -102,7 +87,7 @@ const POINTERS: &[&str] = &[
 ];
 
 fn a_nested_git_file_fails_no_later_start() {
-    let (mut spawner, place) = (Spawner::start(), Place::new());
+    let (mut spawner, place) = (Spawner::start(), Place::with(&["ws"]));
     let nested = place.nested(&[]);
     for script in POINTERS {
         place.reset();
@@ -121,7 +106,7 @@ fn a_nested_git_file_fails_no_later_start() {
 }
 
 fn a_nested_pointer_protects_a_repository_beside_it() {
-    let (mut spawner, place) = (Spawner::start(), Place::new());
+    let (mut spawner, place) = (Spawner::start(), Place::with(&["ws"]));
     let (nested, plain) = (place.nested(&[]), policy(&[(Path::new("/"), Access::Read), (&place.at("ws"), Access::Write)]));
     for pointer in ["../store/repo", "../store/l/repo", "../store/tree"] {
         place.reset();
@@ -144,7 +129,7 @@ fn a_nested_pointer_protects_a_repository_beside_it() {
 }
 
 fn a_pointer_tells_nothing_of_hidden_places() {
-    let (mut spawner, place) = (Spawner::start(), Place::new());
+    let (mut spawner, place) = (Spawner::start(), Place::with(&["ws"]));
     let hidden = place.at("hidden");
     fs::create_dir_all(hidden.join("there/ws")).unwrap();
     fs::create_dir(hidden.join("tree")).unwrap();
@@ -195,7 +180,7 @@ fn a_pointer_tells_nothing_of_hidden_places() {
 }
 
 fn file_calls_tell_nothing_of_where_a_pointer_leads() {
-    let place = Place::new();
+    let place = Place::with(&["ws"]);
     let hidden = place.at("hidden");
     fs::create_dir_all(hidden.join("tree")).unwrap();
     fs::write(hidden.join("tree/commondir"), place.at("ws/bar").to_str().unwrap()).unwrap();
@@ -224,7 +209,7 @@ fn file_calls_tell_nothing_of_where_a_pointer_leads() {
 }
 
 fn an_operators_pointer_is_followed_where_it_is_hidden() {
-    let (mut spawner, place) = (Spawner::start(), Place::new());
+    let (mut spawner, place) = (Spawner::start(), Place::with(&["ws"]));
     let (workspace, hidden) = (place.at("ws"), place.at("hidden"));
     fs::create_dir(&hidden).unwrap();
     symlink(place.at("ws/store"), hidden.join("link")).unwrap();
@@ -285,7 +270,7 @@ fn repositories_of_strangers_in_shared_places_decide_nothing() {
         println!("skipped: only root can make files of another user");
         return;
     }
-    let (mut spawner, place) = (Spawner::start(), Place::new());
+    let (mut spawner, place) = (Spawner::start(), Place::with(&["ws"]));
     let shared = place.at("shared");
     fs::create_dir_all(place.at("ws/sub")).unwrap();
     fs::create_dir_all(shared.join("theirs")).unwrap();
@@ -316,7 +301,7 @@ fn a_strangers_pointer_leads_to_its_own_only() {
         println!("skipped: only root can make files of another user");
         return;
     }
-    let (mut spawner, place) = (Spawner::start(), Place::new());
+    let (mut spawner, place) = (Spawner::start(), Place::with(&["ws"]));
     for (pointer, target, is_followed) in [(STRANGER, 0, false), (STRANGER, STRANGER, true), (0, STRANGER, true), (0, 0, true)] {
         place.reset();
         for directory in ["ws/sub", "ws/repo"] {
@@ -333,7 +318,7 @@ fn a_strangers_pointer_leads_to_its_own_only() {
 }
 
 fn what_a_process_locks_is_held_for_the_next() {
-    let (mut spawner, place) = (Spawner::start(), Place::new());
+    let (mut spawner, place) = (Spawner::start(), Place::with(&["ws"]));
     let (secret, later) = (place.at("ws/sub/secret"), place.at("ws/sub/later"));
     let denying = place.nested(&[(&secret, Access::Deny), (&later, Access::Deny)]);
     for (lock, open) in [

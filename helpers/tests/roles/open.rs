@@ -1,6 +1,7 @@
 //! The open descriptors of each role when it uses data of a client, and that no magic link leads a start past its policy.
 
 use super::gateway::{Channel, Spawner, command, policy, shell};
+use super::place::Place;
 use crate::Test;
 use portcullis_protocol::helper::{Command, ExitStatus, NamespaceLayer, SpawnerEvent, SpawnerRequest, Step};
 use portcullis_protocol::path::AbsolutePath;
@@ -292,27 +293,14 @@ fn a_start_fails_if_anything_stays_open() {
 }
 
 /// A workspace with a protected file, and a denied file beside it.
-struct Place {
-    _directory: tempfile::TempDir,
-    top: PathBuf,
+fn workspace() -> Place {
+    let place = Place::with(&["ws/.git", "denied"]);
+    fs::write(place.at("ws/.git/config"), "old").unwrap();
+    fs::write(place.at("denied/file"), "SECRET").unwrap();
+    place
 }
 
 impl Place {
-    fn new() -> Self {
-        let directory = tempfile::tempdir_in("/var/tmp").unwrap();
-        let top = directory.path().canonicalize().unwrap();
-        for path in ["ws/.git", "denied"] {
-            fs::create_dir_all(top.join(path)).unwrap();
-        }
-        fs::write(top.join("ws/.git/config"), "old").unwrap();
-        fs::write(top.join("denied/file"), "SECRET").unwrap();
-        Self { _directory: directory, top }
-    }
-
-    fn at(&self, name: &str) -> PathBuf {
-        self.top.join(name)
-    }
-
     fn policy(&self) -> Policy {
         let (workspace, denied) = (self.at("ws"), self.at("denied"));
         policy(&[(Path::new("/"), Access::Read), (&workspace, Access::Write), (&denied, Access::Deny)])
@@ -320,7 +308,7 @@ impl Place {
 
     /// Reads a denied file and writes a protected one, from its own location.
     fn script(&self) -> String {
-        let top = self.top.display();
+        let top = self.top().display();
         format!("cat .{top}/denied/file denied/file ../denied/file; echo new > .{top}/ws/.git/config; echo new > .git/config; :")
     }
 }
@@ -330,7 +318,7 @@ fn in_directory(cwd: &str, script: &str) -> Command {
 }
 
 fn no_directory_behind_a_magic_link_is_entered() {
-    let (mut spawner, place) = (Spawner::start(), Place::new());
+    let (mut spawner, place) = (Spawner::start(), workspace());
     let numbered = (0..64).flat_map(|number| {
         ["/proc/self/fd", "/dev/fd", "/proc/thread-self/fd", "/proc/self/task/2/fd"].map(|place| format!("{place}/{number}"))
     });
@@ -362,7 +350,7 @@ fn no_directory_behind_a_magic_link_is_entered() {
 }
 
 fn no_program_behind_a_magic_link_is_executed() {
-    let (mut spawner, place) = (Spawner::start(), Place::new());
+    let (mut spawner, place) = (Spawner::start(), workspace());
     let script = |name: &str, line: &str| {
         let path = place.at("ws").join(name);
         fs::write(&path, line).unwrap();
@@ -410,7 +398,7 @@ fn no_program_behind_a_magic_link_is_executed() {
 }
 
 fn plain_links_of_procfs_and_dev_go_on_working() {
-    let (mut spawner, place) = (Spawner::start(), Place::new());
+    let (mut spawner, place) = (Spawner::start(), workspace());
     let run = |spawner: &mut Spawner, command: &Command| spawner.run(command, Some(&place.policy())).0;
     let env = place.at("ws/env");
     fs::write(&env, "#!/usr/bin/env sh\necho by env\n").unwrap();

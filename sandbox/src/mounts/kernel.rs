@@ -7,6 +7,7 @@ use super::mountinfo::{self, Line};
 use super::place::{Builder, Spot, nearest};
 use super::tree::{self, Lock, Tree};
 use crate::compiled::Verdict;
+use crate::kernel_files::MASKED_IN_PROC;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat, StatxFlags, fstat, makedev, openat2, statx};
 use rustix::io::Errno;
 use rustix::process::geteuid;
@@ -64,31 +65,7 @@ const KINDS: [(&str, Treatment); 25] = [
 /// The kind of file system in which a program of the machine makes mounts on demand.
 const AUTOMOUNTER: &str = "autofs";
 
-/// The names in `/proc` with information about the machine that container runtimes mask (runc's `maskedPaths`), and similar ones:
-/// keys, memory and its layout, activity of each processor, messages of the kernel. Ordinary programs need none of them.
-const MASKED: [&str; 19] = [
-    "acpi",
-    "asound",
-    "interrupts",
-    "kallsyms",
-    "kcore",
-    "key-users",
-    "keys",
-    "kmsg",
-    "kpagecgroup",
-    "kpagecount",
-    "kpageflags",
-    "latency_stats",
-    "sched_debug",
-    "scsi",
-    "slabinfo",
-    "sysrq-trigger",
-    "timer_list",
-    "timer_stats",
-    "vmallocinfo",
-];
-
-/// Paths of `/sys` that are masked likewise. A user other than root can read only names there.
+/// Paths of `/sys` that are masked likewise where the sandbox has root's user id: other users can read only names there.
 const ROOTS_MASKED: [&str; 2] = ["sys/firmware", "sys/devices/virtual/powercap"];
 
 /// The file systems of the kernel that are mounted in this mount namespace.
@@ -296,7 +273,7 @@ pub(super) fn mask_automounters(places: &BTreeMap<PathBuf, Verdict>, masks: &Mas
 
 /// Masks the information about the machine in a `/proc`, beside its processes.
 pub(super) fn mask_processes(proc: BorrowedFd<'_>, masks: &Masks) -> Result<(), MountError> {
-    mask_all(proc, Path::new("/proc"), &MASKED, |mask| masks.tree(mask))
+    mask_all(proc, Path::new("/proc"), &MASKED_IN_PROC, |mask| masks.tree(mask))
 }
 
 /// Masks each of the paths that exists in a directory. A path that this user cannot access by its mode needs no mask, which would
@@ -330,7 +307,7 @@ fn mask_for(stat: &Stat) -> Mask {
 /// The masked path at `real` or above it, and whether it is masked for every user. Paths of `/sys` are masked only in a view of the
 /// whole tree, if the sandbox has root's user id.
 pub(crate) fn masked(real: &Path) -> Option<(PathBuf, bool)> {
-    let of_proc = MASKED.iter().map(|name| (Path::new("/proc").join(name), true));
+    let of_proc = MASKED_IN_PROC.iter().map(|name| (Path::new("/proc").join(name), true));
     let of_root = ROOTS_MASKED.iter().map(|name| (Path::new("/").join(name), false));
     of_proc.chain(of_root).find(|(path, _)| real.starts_with(path))
 }
