@@ -15,21 +15,27 @@ use std::sync::Arc;
 const CAPACITY: usize = 64;
 /// Bytes of a text: a policy with as many entries as there may be fits.
 const BOUND: usize = 8 << 20;
-/// Bytes of a text that is worth remembering; a longer one is resolved each time.
-const LONGEST: usize = 256 * 1024;
+/// Bytes of texts and of their policies remembered per connection: some twenty policies of a thousand entries.
+const REMEMBERED: usize = 4 << 20;
+/// Bytes that an entry takes beside its path.
+const PART: usize = 64;
 
 /// A policy, and the hash that names it.
 #[derive(Debug, Clone)]
 pub(crate) struct Named {
     /// Of the policy's bytes.
     pub(crate) hash: PolicyHash,
+    /// About the bytes of memory that it takes.
+    size: usize,
     /// What it says.
     pub(crate) policy: Arc<Policy>,
 }
 
 impl Named {
     pub(crate) fn new(policy: Policy) -> Self {
-        Self { hash: policy.hash(), policy: Arc::new(policy) }
+        let encoded = policy.encode();
+        let parts = policy.files.sets().map(|set| set.entries.len() + set.deny_globs.len()).sum::<usize>();
+        Self { hash: PolicyHash::of(&encoded), size: encoded.len() + PART * parts, policy: Arc::new(policy) }
     }
 }
 
@@ -84,11 +90,13 @@ pub(crate) struct Policies {
     machine: Machine,
     ceiling: Ceiling,
     known: HashMap<Box<str>, Option<Named>>,
+    /// What it takes, at most [`REMEMBERED`].
+    size: usize,
 }
 
 impl Policies {
     pub(crate) fn new(machine: Machine, ceiling: Ceiling) -> Self {
-        Self { machine, ceiling, known: HashMap::new() }
+        Self { machine, ceiling, known: HashMap::new(), size: 0 }
     }
 
     /// The policy of a file call, without the places of tokens, which workers can deny on any machine; none means that no
@@ -103,11 +111,14 @@ impl Policies {
             Some(policy) => Some(Named::new(self.ceiling.without_own(policy))),
             None => self.ceiling.for_files.clone(),
         };
-        if self.known.len() >= CAPACITY {
+        let size = text.len() + named.as_ref().map_or(0, |named| named.size);
+        if self.known.len() >= CAPACITY || self.size + size > REMEMBERED {
             self.known.clear();
+            self.size = 0;
         }
-        if text.len() <= LONGEST {
+        if size <= REMEMBERED {
             self.known.insert(text.into(), named.clone());
+            self.size += size;
         }
         Ok(named)
     }
@@ -186,6 +197,24 @@ mod tests {
         // Somebody else confines the files, the operator did not say that it is so.
         for named in both(&mut bounded, Some(r#"{"type":"external-sandbox"}"#)) {
             assert_eq!(named.unwrap().hash, ceiling.hash);
+        }
+    }
+
+    #[test]
+    fn what_is_remembered_has_a_bound_in_bytes() {
+        let mut policies = policies(None);
+        let directory = "d".repeat(250);
+        for round in 0..2 * CAPACITY {
+            let entry = |nth| json!({"path": {"type": "path", "path": format!("/{directory}/{round}/{nth}")}, "access": "read"});
+            let entries = (0..1000).map(entry).collect::<Vec<_>>();
+            let files = json!({"type": "restricted", "entries": entries});
+            let permissions = json!({"type": "managed", "network": "restricted", "file_system": files});
+            let text = json!({"permissions": permissions, "windowsSandboxLevel": "disabled", "cwd": "/"}).to_string();
+            let named = both(&mut policies, Some(&text))[0].clone().unwrap();
+            assert!(named.size > 250_000);
+            let remembered = policies.known.iter().map(|(text, named)| text.len() + named.as_ref().unwrap().size).sum::<usize>();
+            assert_eq!(remembered, policies.size);
+            assert!(remembered <= REMEMBERED && policies.known.contains_key(text.as_str()), "{remembered} in round {round}");
         }
     }
 

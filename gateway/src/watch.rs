@@ -8,6 +8,7 @@ use portcullis_protocol::fs::MissingChangedNotice;
 use portcullis_protocol::path::Bytes;
 use portcullis_protocol::rpc;
 use rustix::fs::inotify::{ReadFlags, Reader};
+use std::collections::{HashMap, HashSet};
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -21,6 +22,8 @@ use tokio::task::JoinSet;
 const WATCHES: usize = 16;
 /// Room for some events with long names at once.
 const BUFFER: usize = 4096;
+/// Events that are looked at before others get their turn, and those that were read with the last of them.
+const AT_ONCE: usize = 256;
 
 /// The watches of one connection.
 #[derive(Debug)]
@@ -62,27 +65,77 @@ pub(crate) async fn tell(watch_id: u64, armed: Armed, outgoing: mpsc::Sender<Out
 
 async fn changed(Armed { events, names }: Armed) -> std::io::Result<()> {
     let events = watch_fd(events, Interest::READABLE)?;
+    let mut awaited: Awaited = HashMap::new();
+    for (watch, Bytes(name)) in names {
+        awaited.entry(watch).or_default().insert(name);
+    }
     loop {
         let mut ready = events.readable().await?;
-        if is_told(&events, &names) {
-            return Ok(());
+        match look(&events, &awaited) {
+            Look::Told => return Ok(()),
+            Look::Nothing => ready.clear_ready(),
+            // A process that renames files without end gets no more of this thread than others.
+            Look::More => tokio::task::yield_now().await,
         }
-        ready.clear_ready();
     }
 }
 
-/// Reads all events there are: whether one of them is waited for, or none can be waited for any more.
-fn is_told(events: &AsyncFd<OwnedFd>, names: &[(i32, Bytes)]) -> bool {
+/// Names, by the watches of their directories.
+type Awaited = HashMap<i32, HashSet<Vec<u8>>>;
+
+/// What one look at the events found.
+#[derive(Debug, PartialEq, Eq)]
+enum Look {
+    /// One of the names, or that a directory ends.
+    Told,
+    /// Other names, and maybe more events.
+    More,
+    /// All events were read.
+    Nothing,
+}
+
+/// Reads events, at most [`AT_ONCE`].
+fn look(events: &AsyncFd<OwnedFd>, awaited: &Awaited) -> Look {
     let ends =
         ReadFlags::QUEUE_OVERFLOW | ReadFlags::IGNORED | ReadFlags::UNMOUNT | ReadFlags::DELETE_SELF | ReadFlags::MOVE_SELF;
     let mut buffer = [MaybeUninit::uninit(); BUFFER];
     let mut reader = Reader::new(events.get_ref(), &mut buffer);
-    // Ends when nothing is left to read.
-    while let Ok(event) = reader.next() {
+    let mut looked = 0;
+    // What was read and not looked at would be lost.
+    while looked < AT_ONCE || !reader.is_buffer_empty() {
+        looked += 1;
+        let Ok(event) = reader.next() else { return Look::Nothing };
         let name = event.file_name().map(std::ffi::CStr::to_bytes);
-        if event.events().intersects(ends) || names.iter().any(|(watch, own)| *watch == event.wd() && name == Some(&own.0)) {
-            return true;
+        let is_awaited = |name: &[u8]| awaited.get(&event.wd()).is_some_and(|names| names.contains(name));
+        if event.events().intersects(ends) || name.is_some_and(is_awaited) {
+            return Look::Told;
         }
     }
-    false
+    Look::More
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::inotify::{CreateFlags, WatchFlags, add_watch, init};
+
+    #[tokio::test]
+    async fn many_other_names_are_read_in_turns_and_none_is_lost() {
+        let place = tempfile::tempdir().unwrap();
+        let events = init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC).unwrap();
+        let watch = add_watch(&events, place.path(), WatchFlags::CREATE).unwrap();
+        let events = watch_fd(events, Interest::READABLE).unwrap();
+        let make = |name: String| drop(std::fs::File::create(place.path().join(name)).unwrap());
+        let awaited = Awaited::from([(watch, HashSet::from([b"late".to_vec()])), (watch + 1, HashSet::from([b"n0".to_vec()]))]);
+        (0..3 * AT_ONCE).for_each(|nth| make(format!("n{nth}")));
+        let mut turns = 0;
+        while look(&events, &awaited) == Look::More {
+            turns += 1;
+        }
+        assert!((2..=3).contains(&turns), "{turns}");
+        (0..3 * AT_ONCE).for_each(|nth| make(format!("m{nth}")));
+        make("late".to_owned());
+        let tell = changed(Armed { events: events.into_inner(), names: vec![(watch, Bytes(b"late".to_vec()))] });
+        tell.await.unwrap();
+    }
 }

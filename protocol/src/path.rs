@@ -55,6 +55,13 @@ impl AbsolutePath {
         Path::new(OsStr::from_bytes(&self.0))
     }
 
+    /// Its length in bytes, at least 1.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "a path is never empty")]
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
     /// The canonical `file:` URI: no trailing slash, escapes in upper-case hex.
     #[must_use]
     pub fn to_uri(&self) -> String {

@@ -43,6 +43,13 @@ pub const MAX_GLOBS: usize = 512;
 /// Bound of one glob in bytes, the longest path that the system takes.
 pub const MAX_GLOB_LENGTH: usize = 4096;
 
+/// Bound of one path in bytes: `PATH_MAX` of linux/limits.h without the NUL byte.
+pub const MAX_PATH_LENGTH: usize = 4095;
+
+/// Bound of all paths of one set of grants in bytes: 256 for each of [`MAX_ENTRIES`]. The gateway's thread reads and copies them, and
+/// a helper gets them in one frame.
+pub const MAX_PATH_BYTES: usize = 2 << 20;
+
 /// What may be touched: validated, absolute, without anything left to look up but the files themselves.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Policy {
@@ -200,6 +207,11 @@ impl Grants {
         Ok(grants)
     }
 
+    /// The paths of entries, and those where globs start.
+    fn paths(&self) -> impl Iterator<Item = &AbsolutePath> {
+        self.entries.iter().map(|entry| &entry.path).chain(self.deny_globs.iter().map(|glob| &glob.base))
+    }
+
     /// What [`Grants::new`] makes true, and what bytes from elsewhere must not break.
     fn check(&self) -> Result<(), PolicyError> {
         if self.entries.len() > MAX_ENTRIES {
@@ -207,6 +219,13 @@ impl Grants {
         }
         if self.deny_globs.len() > MAX_GLOBS {
             return Err(PolicyError::Bound { what: "deny globs", count: self.deny_globs.len(), bound: MAX_GLOBS });
+        }
+        if let Some(path) = self.paths().find(|path| path.len() > MAX_PATH_LENGTH) {
+            return Err(PolicyError::Bound { what: "bytes in a path", count: path.len(), bound: MAX_PATH_LENGTH });
+        }
+        let bytes = self.paths().map(AbsolutePath::len).sum();
+        if bytes > MAX_PATH_BYTES {
+            return Err(PolicyError::Bound { what: "bytes of paths", count: bytes, bound: MAX_PATH_BYTES });
         }
         if let Some(glob) = self.deny_globs.iter().find(|glob| glob.pattern.len() > MAX_GLOB_LENGTH) {
             return Err(PolicyError::Bound { what: "bytes in a deny glob", count: glob.pattern.len(), bound: MAX_GLOB_LENGTH });
@@ -307,13 +326,21 @@ impl Policy {
     /// Names the policy: equal hashes mean equal policies.
     #[must_use]
     pub fn hash(&self) -> PolicyHash {
-        PolicyHash(Sha256::digest(self.encode()).into())
+        PolicyHash::of(&self.encode())
     }
 }
 
 /// SHA-256 of an encoded policy.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PolicyHash([u8; 32]);
+
+impl PolicyHash {
+    /// Of the bytes of [`Policy::encode`].
+    #[must_use]
+    pub fn of(encoded: &[u8]) -> Self {
+        Self(Sha256::digest(encoded).into())
+    }
+}
 
 impl fmt::Display for PolicyHash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

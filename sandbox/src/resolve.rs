@@ -2,7 +2,9 @@
 //! weaker than its author wrote it.
 
 use crate::glob::{self, compile_glob};
-use crate::policy::{Access, DenyGlob, Files, Grant, Grants, MAX_ENTRIES, MAX_GLOBS, Network, Policy, PolicyError};
+use crate::policy::{
+    Access, DenyGlob, Files, Grant, Grants, MAX_ENTRIES, MAX_GLOBS, MAX_PATH_BYTES, MAX_PATH_LENGTH, Network, Policy, PolicyError,
+};
 use portcullis_protocol::path::{AbsolutePath, WirePath};
 use portcullis_protocol::sandbox::{self as wire, Permissions, Sandbox, Target};
 use std::cell::Cell;
@@ -79,6 +81,7 @@ pub fn resolve(sandbox: &Sandbox, process_cwd: Option<&AbsolutePath>, machine: &
 fn restricted(entries: &[wire::Entry], places: &Places<'_>, protect_nested: bool) -> Result<Files, PolicyError> {
     let mut grants = Vec::new();
     let mut globs = Vec::new();
+    let (mut counted, mut bytes) = ((0, 0), 0);
     for entry in entries {
         match &entry.target {
             Target::Glob(pattern) => globs.extend(places.glob(pattern)?),
@@ -102,6 +105,10 @@ fn restricted(entries: &[wire::Entry], places: &Places<'_>, protect_nested: bool
         // Checked on the way, so that 16 MiB of entries times a thousand roots are not built first.
         check_bound("entries", grants.len(), 4 * MAX_ENTRIES)?;
         check_bound("deny globs", globs.len(), 4 * MAX_GLOBS)?;
+        bytes += grants[counted.0..].iter().map(|grant| grant.path.len()).sum::<usize>();
+        bytes += globs[counted.1..].iter().map(|glob: &DenyGlob| glob.base.len()).sum::<usize>();
+        check_bound("bytes of paths", bytes, 4 * MAX_PATH_BYTES)?;
+        counted = (grants.len(), globs.len());
     }
     refuse_lost_narrowing(entries, &grants)?;
     let grants = Grants { protect_nested, ..Grants::new(grants, globs)? };
@@ -162,6 +169,8 @@ impl<'a> Places<'a> {
         let roots = if sandbox.roots_default_to_cwd && sandbox.workspace_roots.is_empty() {
             cwd.iter().cloned().collect()
         } else {
+            // Each entry for workspace roots becomes as many, before they are counted.
+            check_bound("workspace roots", sandbox.workspace_roots.len(), MAX_ENTRIES)?;
             sandbox.workspace_roots.iter().map(|root| local("workspace root", root)).collect::<Result<_, _>>()?
         };
         Ok(Self { cwd, roots, home: sandbox.home.as_ref(), machine, size: Cell::default() })
@@ -233,6 +242,7 @@ impl<'a> Places<'a> {
                 let problem = "denies nothing: give workspaceRoots".to_owned();
                 return Err(PolicyError::Glob { glob: glob.to_owned(), problem });
             }
+            check_bound("workspace roots below which one glob denies", roots.len(), 4 * MAX_GLOBS)?;
             let pattern = pattern.trim_start_matches('/');
             return roots.iter().map(|root| self.split_glob(root, pattern, glob)).collect();
         }
@@ -275,12 +285,25 @@ fn split_glob(base: &AbsolutePath, pattern: &str, whole: &str) -> Result<DenyGlo
 }
 
 fn local(at: &str, path: &WirePath) -> Result<AbsolutePath, PolicyError> {
-    path.local().cloned().map_err(|error| PolicyError::Path { at: at.to_owned(), problem: error.to_string() })
+    let path = path.local().map_err(|error| PolicyError::Path { at: at.to_owned(), problem: error.to_string() })?;
+    check_length(at, path.as_path())?;
+    Ok(path.clone())
 }
 
 fn absolute(path: &Path) -> Result<AbsolutePath, PolicyError> {
+    check_length("policy path", path)?;
     AbsolutePath::new(path)
         .map_err(|error| PolicyError::Path { at: format!("policy path `{}`", path.display()), problem: error.to_string() })
+}
+
+/// The kernel takes no longer path, so that nothing would be granted or denied by it.
+fn check_length(at: &str, path: &Path) -> Result<(), PolicyError> {
+    let length = path.as_os_str().len();
+    if length <= MAX_PATH_LENGTH {
+        return Ok(());
+    }
+    let problem = format!("has {length} bytes, and the system takes paths of up to {MAX_PATH_LENGTH}");
+    Err(PolicyError::Path { at: at.to_owned(), problem })
 }
 
 #[cfg(test)]

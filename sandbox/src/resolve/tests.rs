@@ -210,6 +210,34 @@ fn nested_protection_goes_with_limits() {
 }
 
 #[test]
+fn paths_have_a_bound_each_and_together() {
+    let root = |length: usize| format!(r#","cwd":"/c","workspaceRoots":["/{}"]"#, "r".repeat(length - 1));
+    let below = |nth: usize| {
+        format!(r#"{{"path":{{"type":"special","value":{{"kind":"project_roots","subpath":"s{nth:04}"}}}},"access":"read"}}"#)
+    };
+    // The longest that the system takes; one byte more is refused, as a root and below one.
+    check(&special("project_roots", "read"), &root(4095), Ok(&format!("Read:/{}", "r".repeat(4094))));
+    let longer = "has 4096 bytes, and the system takes paths of up to 4095";
+    check(&special("project_roots", "read"), &root(4096), Err(&format!("workspace root: {longer}")));
+    check(&below(0), &root(4090), Err(&format!("policy path: {longer}")));
+    check(&path(&format!("/{}", "p".repeat(4095)), "read"), "", Err(&format!("policy path: {longer}")));
+    check(&glob("a/b*"), &format!(r#","cwd":"/{}""#, "c".repeat(4093)), Err(&format!("policy path: {longer}")));
+    // Many entries below a long root.
+    let many = |count: usize| (0..count).map(below).collect::<Vec<_>>().join(",");
+    let paths = |count: usize| managed(&many(count), &root(4000)).map(|shown| shown.split(' ').count());
+    assert_eq!(paths(523), Ok(523));
+    assert_eq!(paths(524).unwrap_err(), "policy with 2099144 bytes of paths: the bound is 2097152");
+    assert_eq!(paths(8000).unwrap_err(), "policy with 8392570 bytes of paths: the bound is 8388608");
+    // Many roots.
+    let roots = |count: usize| format!(r#","cwd":"/c","workspaceRoots":[{}]"#, vec![r#""/r""#; count].join(","));
+    check(&special("project_roots", "read"), &roots(8192), Ok("Read:/r"));
+    check(&special("project_roots", "read"), &roots(8193), Err("policy with 8193 workspace roots: the bound is 8192"));
+    let below_roots = glob("codex-project-roots://a*");
+    let too_many = "policy with 2049 workspace roots below which one glob denies: the bound is 2048";
+    check(&below_roots, &roots(2049), Err(too_many));
+}
+
+#[test]
 fn what_is_skipped_is_said() {
     let skipping = |path: &str| format!(r#"{{"path":{path},"access":"deny","missing_path_behavior":"skip"}}"#);
     for path in [r#"{"type":"path","path":"/a"}"#, r#"{"type":"special","value":{"kind":"current_working_directory"}}"#] {
