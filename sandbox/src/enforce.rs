@@ -287,6 +287,12 @@ pub enum EnforceError {
         /// The present target.
         real: PathBuf,
     },
+    /// The path of an entry leads to a place of the server.
+    #[error("open the policy's `{path}`: it leads to files of the server itself, which no request may use; remove the entry")]
+    OwnPlace {
+        /// As the policy names it.
+        path: AbsolutePath,
+    },
     /// The path of an entry leads through a link in a writable directory.
     #[error(
         "hold a process to the policy's `{path}`: a link on its way lies where the process may write; name the real path{} instead",
@@ -400,6 +406,7 @@ impl EnforceError {
             | Self::NoNewPrivs { errno }
             | Self::NoLandlock { errno } => *errno,
             Self::LinkedRoot { .. } | Self::SteeredRoot { .. } | Self::TurnableLink { .. } => libc::ELOOP,
+            Self::OwnPlace { .. } => libc::EACCES,
             Self::Descriptors { .. } => libc::EMFILE,
             Self::Gaps(_) | Self::Threads { .. } | Self::OldLandlock { .. } | Self::Landlock { .. } | Self::Seccomp { .. } => {
                 libc::EOPNOTSUPP

@@ -1,12 +1,13 @@
 //! Files that the kernel makes up: by the type of the file system that an opened descriptor lies on, and by their names in `/proc`
 //! and `/sys`. A path says nothing of it: a procfs may be mounted anywhere.
 
-use rustix::fs::{FileType, OFlags, SealFlags, fcntl_get_seals, fcntl_getfl, fstat, fstatfs};
+use rustix::fs::{FileType, OFlags, SealFlags, fcntl_get_seals, fcntl_getfl, fstat, fstatfs, makedev};
 use rustix::io::Errno;
 use std::ffi::OsStr;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::OnceLock;
 
 /// The kinds of file systems, by their effect on a confined process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,7 +30,17 @@ impl FileSystem {
     /// # Errors
     /// The system refuses.
     pub fn of(file: impl AsFd) -> Result<Self, Errno> {
-        Ok(Self::by_magic(u64::try_from(fstatfs(file)?.f_type).unwrap_or(0)))
+        let magic = u64::try_from(fstatfs(&file)?.f_type).unwrap_or(0);
+        if magic == TMPFS && devtmpfs().contains(&fstat(&file)?.st_dev) {
+            return Ok(Self::Kernel);
+        }
+        Ok(Self::by_magic(magic))
+    }
+
+    /// Reads the mounts of this process for [`Self::of`], which otherwise reads them when it first meets a tmpfs. A process calls this
+    /// before it is confined.
+    pub(crate) fn learn() {
+        let _devices = devtmpfs();
     }
 
     fn by_magic(magic: u64) -> Self {
@@ -47,6 +58,26 @@ impl FileSystem {
     pub fn can_be_changed(self) -> bool {
         matches!(self, Self::Local | Self::Other)
     }
+}
+
+/// `TMPFS_MAGIC` of linux/magic.h.
+const TMPFS: u64 = 0x0102_1994;
+
+/// The devices of devtmpfs. It has the magic number of a tmpfs, and one instance for the machine wherever it is mounted: the kernel
+/// makes it before the first process, so that its device number never changes (drivers/base/devtmpfs.c).
+fn devtmpfs() -> &'static [u64] {
+    static DEVICES: OnceLock<Vec<u64>> = OnceLock::new();
+    DEVICES.get_or_init(|| {
+        let mounts = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
+        String::from_utf8_lossy(&mounts).lines().filter_map(device_of_devtmpfs).collect()
+    })
+}
+
+/// The device in a line of proc_pid_mountinfo(5), if it is for a devtmpfs.
+fn device_of_devtmpfs(line: &str) -> Option<u64> {
+    let (mount, system) = line.split_once(" - ")?;
+    let (major, minor) = mount.split(' ').nth(2)?.split_once(':')?;
+    system.starts_with("devtmpfs ").then(|| Some(makedev(major.parse().ok()?, minor.parse().ok()?)))?
 }
 
 /// `PROC_SUPER_MAGIC` of linux/magic.h.
@@ -235,6 +266,24 @@ mod tests {
         assert!(FileSystem::of(&local).unwrap().can_be_changed());
         if let Ok(sys) = openat(CWD, "/sys/kernel", OFlags::PATH, Mode::empty()) {
             assert_eq!(FileSystem::of(sys), Ok(FileSystem::Kernel));
+        }
+    }
+
+    #[test]
+    fn a_devtmpfs_is_told_from_a_tmpfs() {
+        let line = "25 30 0:6 / /a/dev rw,nosuid shared:2 - devtmpfs udev rw,size=1k";
+        assert_eq!(device_of_devtmpfs(line), Some(makedev(0, 6)));
+        assert_eq!(device_of_devtmpfs(&line.replace("devtmpfs", "tmpfs")), None);
+        assert_eq!(device_of_devtmpfs("25 30 0:6 /"), None);
+        // Where this machine has one.
+        for line in std::fs::read_to_string("/proc/self/mountinfo").unwrap().lines().filter(|line| line.contains(" - devtmpfs "))
+        {
+            let path = line.split(' ').nth(4).unwrap();
+            let file = openat(CWD, path, OFlags::PATH, Mode::empty()).unwrap();
+            // Something else may be mounted over it.
+            if Some(fstat(&file).unwrap().st_dev) == device_of_devtmpfs(line) {
+                assert_eq!(FileSystem::of(&file), Ok(FileSystem::Kernel), "{line}");
+            }
         }
     }
 

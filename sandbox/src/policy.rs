@@ -1,5 +1,7 @@
 //! A policy: what may be touched, resolved against this machine. It is the only form that a helper ever gets.
 
+mod own_places;
+
 use crate::glob;
 use portcullis_protocol::path::AbsolutePath;
 use serde::{Deserialize, Serialize};
@@ -144,6 +146,9 @@ pub struct Grants {
     /// Whether [`PROTECTED_NAMES`] are read-only at any depth below a writable root rather than at its top alone. An entry for
     /// writing whose own path goes through such a name lifts it there.
     pub protect_nested: bool,
+    /// Places of the server itself, each with the most that an entry may give at it or below it, or above it through a link: see
+    /// [`Policy::hiding`] and [`Policy::keeping`]. A policy of which an entry resolves to more is refused when its paths are opened.
+    pub own_places: Vec<(AbsolutePath, Access)>,
 }
 
 /// An entry: it covers its path and everything below, where no longer path says otherwise.
@@ -202,7 +207,7 @@ impl Grants {
         entries.iter_mut().for_each(|entry| entry.skip_missing &= entry.access != Access::Write);
         deny_globs.sort();
         deny_globs.dedup();
-        let grants = Self { entries, deny_globs, protect_nested: false };
+        let grants = Self { entries, deny_globs, protect_nested: false, own_places: Vec::new() };
         grants.check()?;
         Ok(grants)
     }
@@ -229,6 +234,9 @@ impl Grants {
         }
         if let Some(glob) = self.deny_globs.iter().find(|glob| glob.pattern.len() > MAX_GLOB_LENGTH) {
             return Err(PolicyError::Bound { what: "bytes in a deny glob", count: glob.pattern.len(), bound: MAX_GLOB_LENGTH });
+        }
+        if self.own_places.len() > MAX_ENTRIES {
+            return Err(PolicyError::Bound { what: "places of the server", count: self.own_places.len(), bound: MAX_ENTRIES });
         }
         glob::check_size(self.deny_globs.iter().map(|glob| glob.pattern.as_str()))?;
         let sorted = self.entries.is_sorted_by(|left, right| left.path < right.path);
@@ -293,34 +301,6 @@ impl Policy {
             (Network::Restricted, _) | (_, Network::Restricted) => Network::Restricted,
         };
         Ok(Self { files, network })
-    }
-
-    /// The same policy without this place and everything below it, whatever its entries say; if it restricts files at all. What
-    /// is not there when the policy is enforced is not hidden.
-    #[must_use]
-    pub fn hiding(mut self, path: &AbsolutePath) -> Self {
-        if let Files::Restricted(GrantSets { first, .. }) = &mut self.files {
-            first.entries.retain(|entry| !entry.path.as_path().starts_with(path.as_path()));
-            let at = first.entries.partition_point(|entry| entry.path < *path);
-            first.entries.insert(at, Grant { path: path.clone(), access: Access::Deny, skip_missing: true });
-        }
-        self
-    }
-
-    /// The same policy where this file is read-only if an entry makes it writable, by name and whatever the entries say. It grants
-    /// nothing: what is not writable stays as it is.
-    #[must_use]
-    pub fn keeping(mut self, path: &AbsolutePath) -> Self {
-        if let Files::Restricted(GrantSets { first, .. }) = &mut self.files {
-            let above = first.entries.iter().filter(|entry| path.as_path().starts_with(entry.path.as_path()));
-            let decides = above.max_by_key(|entry| (entry.path.as_path().as_os_str().len(), entry.access));
-            if decides.is_some_and(|entry| entry.access == Access::Write) {
-                first.entries.retain(|entry| entry.path != *path);
-                let at = first.entries.partition_point(|entry| entry.path < *path);
-                first.entries.insert(at, Grant { path: path.clone(), access: Access::Read, skip_missing: true });
-            }
-        }
-        self
     }
 
     /// Names the policy: equal hashes mean equal policies.

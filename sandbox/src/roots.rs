@@ -4,7 +4,7 @@ mod hidden;
 
 use crate::compiled::{Compiled, Resolved, Verdict};
 use crate::enforce::EnforceError;
-use crate::kernel_files::{self, Hidden};
+use crate::kernel_files::{self, FileSystem, Hidden};
 use crate::policy::{Access, Grant, Grants, Policy};
 use hidden::HiddenByOthers;
 use portcullis_protocol::path::AbsolutePath;
@@ -74,6 +74,7 @@ impl Roots {
         if count > 0 {
             roots.raised_limit = raise_descriptor_limit(count)?;
         }
+        FileSystem::learn();
         let by_others = HiddenByOthers::new(policy);
         for (set, grants) in sets.enumerate() {
             for grant in &grants.entries {
@@ -86,6 +87,7 @@ impl Roots {
                 roots.remember(&grant.path, resolved)?;
             }
             roots.refuse_steered(grants, set)?;
+            roots.refuse_own_places(grants)?;
             for glob in &grants.deny_globs {
                 if !roots.resolved.contains_key(&glob.base) {
                     let (_, resolved) = open_root(&Grant::new(glob.base.clone(), Access::Deny), set, |_| false)?;
@@ -145,6 +147,31 @@ impl Roots {
             let is_steered = |link: &PathBuf| writable.iter().any(|root| link.starts_with(&root.real));
             if links.iter().any(is_steered) {
                 return Err(EnforceError::SteeredRoot { path: grant.path.clone(), real: path.clone() });
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses an entry that leads through a link to more than may be given of a place of the server: the longest path decides, so
+    /// that an entry below the place would lift what is taken away there.
+    fn refuse_own_places(&self, grants: &Grants) -> Result<(), EnforceError> {
+        for (place, most) in &grants.own_places {
+            let fail = |errno: Errno| EnforceError::Root { path: place.clone(), errno: errno.raw_os_error() };
+            let real = follow(place.as_path()).map_err(fail)?.path;
+            // The entry for the place itself holds where a longer path does not decide.
+            let is_kept = grants.entries.iter().any(|grant| grant.path == *place);
+            let gives_more = |grant: &&Grant| match (most, grant.access) {
+                (Access::Deny, access) => access != Access::Deny,
+                (Access::Read, access) => access == Access::Write,
+                (Access::Write, _) => false,
+            };
+            for grant in grants.entries.iter().filter(gives_more) {
+                let Some(path) = self.resolved.get(&grant.path).and_then(Resolved::path) else { continue };
+                if path.starts_with(&real)
+                    || !is_kept && real.starts_with(path) && !place.as_path().starts_with(grant.path.as_path())
+                {
+                    return Err(EnforceError::OwnPlace { path: grant.path.clone() });
+                }
             }
         }
         Ok(())

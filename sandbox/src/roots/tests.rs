@@ -189,6 +189,55 @@ fn a_writable_root_behind_a_link_in_another_one_is_refused() {
 }
 
 #[test]
+fn no_entry_leads_through_a_link_to_the_servers_own_places() {
+    let directory = tempfile::tempdir().unwrap();
+    let top = directory.path().canonicalize().unwrap();
+    for name in ["ws", "state/own", "bin"] {
+        fs::create_dir_all(top.join(name)).unwrap();
+    }
+    fs::write(top.join("state/own/token"), "secret").unwrap();
+    fs::write(top.join("bin/program"), "").unwrap();
+    for (link, to) in [("ws/file", "state/own/token"), ("ws/own", "state/own"), ("ws/state", "state"), ("ws/bin", "bin")] {
+        symlink(top.join(to), top.join(link)).unwrap();
+    }
+    let [hidden, kept] = ["state/own", "bin/program"].map(|name| AbsolutePath::new(top.join(name)).unwrap());
+    let whole = [(top.as_path(), Access::Read)];
+    let open_with = |name: &str, access: Access, is_guarded: bool| {
+        let entry = top.join(name);
+        let policy = policy(&[&whole[..], &[(&entry, access)]].concat(), &[]);
+        Roots::open(&if is_guarded { policy.hiding(&hidden).keeping(&kept) } else { policy })
+    };
+    for (name, access) in [
+        ("ws/file", Access::Read),
+        ("ws/own", Access::Read),
+        ("ws/own/token", Access::Read),
+        ("ws/own/missing", Access::Write),
+        ("ws/state/own/token", Access::Write),
+        ("ws/bin/program", Access::Write),
+        ("ws/bin/program/below", Access::Write),
+    ] {
+        let refused = open_with(name, access, true);
+        assert!(matches!(refused, Err(EnforceError::OwnPlace { .. })), "{name}: {refused:?}");
+        // The control.
+        open_with(name, access, false).unwrap();
+    }
+    // A directory above a hidden place may be named in any way: the longer path of the place decides.
+    for (name, access) in
+        [("ws/state", Access::Read), ("state", Access::Write), ("ws/bin/program", Access::Read), ("ws/own", Access::Deny)]
+    {
+        let guarded = open_with(name, access, true);
+        assert!(guarded.is_ok(), "{name}: {guarded:?}");
+    }
+    // Above a file that is only kept there is no such path, unless an entry makes it writable by its name.
+    let steered = policy(&[&whole[..], &[(&top.join("bin"), Access::Write)]].concat(), &[]).keeping(&kept);
+    assert!(Roots::open(&steered).is_ok(), "a name without a link is kept by its own entry");
+    symlink(&top, top.join("ws/top")).unwrap();
+    let steered = policy(&[&whole[..], &[(&top.join("ws/top/bin"), Access::Write)]].concat(), &[]);
+    assert!(Roots::open(&steered).is_ok());
+    assert!(matches!(Roots::open(&steered.keeping(&kept)), Err(EnforceError::OwnPlace { .. })));
+}
+
+#[test]
 fn roots_know_what_they_opened() {
     let directory = tempfile::tempdir().unwrap();
     let top = directory.path().canonicalize().unwrap();

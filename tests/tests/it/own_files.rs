@@ -1,8 +1,9 @@
 //! The files that the operator starts the server from: no confined request changes them where they lie in a writable place.
 
-use portcullis_tests::{Client, Place, Server, executable, portcullis_at};
-use serde_json::json;
+use portcullis_tests::{Client, Place, Refusal, Server, executable, portcullis_at, without};
+use serde_json::{Value, json};
 use std::fs;
+use std::os::unix::fs::symlink;
 
 const POLICY: &str = r#"
 description = "reads everything, and changes its workspace"
@@ -71,4 +72,62 @@ async fn no_confined_request_changes_what_the_server_runs_from() {
         // What lies beside them is free.
         client.ok("fs/writeFile", json!({"path": place.uri("ws/beside"), "dataBase64": ""})).await;
     }
+}
+
+#[tokio::test]
+async fn an_entry_behind_a_link_finds_no_token() {
+    for things in [&[][..], &["namespaces"]] {
+        let place = Place::new();
+        place.directory("ws");
+        let named = place.path("named-token");
+        let arguments = ["serve", "--token-file", named.to_str().unwrap(), "--policy", "workspace-write", "--workspace"];
+        let workspace = place.path("ws");
+        let mut command = without(things, &executable("portcullis"), &[&arguments[..], &[workspace.to_str().unwrap()]].concat());
+        command.env("XDG_RUNTIME_DIR", place.path(""));
+        let server = Server::with(command).await;
+        let token = fs::read_to_string(&named).unwrap();
+        let file = format!("{}.token", server.url.strip_prefix("ws://").unwrap());
+        place.put("other/file", "other");
+        let mut client = Client::connect_with_token(&server.url, &token).await;
+        for (link, to) in
+            [("file", &*format!("portcullis/{file}")), ("directory", "portcullis"), ("named", "named-token"), ("other", "other")]
+        {
+            symlink(place.path(to), place.path(&format!("ws/{link}"))).unwrap();
+        }
+        let below = format!("directory/{file}");
+        for (entry, target, is_own) in [
+            ("file", format!("portcullis/{file}"), true),
+            ("directory", format!("portcullis/{file}"), true),
+            (below.as_str(), format!("portcullis/{file}"), true),
+            ("named", "named-token".to_owned(), true),
+            // The control.
+            ("other/file", "other/file".to_owned(), false),
+        ] {
+            let root = json!({"path": {"type": "special", "value": {"kind": "root"}}, "access": "read"});
+            let entry = json!({"path": {"type": "path", "path": place.uri(&format!("ws/{entry}"))}, "access": "read"});
+            let files = json!({"type": "restricted", "entries": [root, entry]});
+            let permissions = json!({"type": "managed", "network": "restricted", "file_system": files});
+            let sandbox = json!({"permissions": permissions, "windowsSandboxLevel": "disabled"});
+            let read = client.call("fs/readFile", json!({"path": place.uri(&target), "sandbox": sandbox})).await;
+            let more = json!({"sandbox": sandbox, "cwd": place.uri("ws")});
+            let params = json!({"processId": entry["path"]["path"], "argv": ["cat", place.path(&target)], "env": {"PATH": "/usr/bin:/bin"}, "tty": false});
+            let start = client.call("process/start", merged(params, more)).await;
+            let is_refused = |answer: &Result<Value, Refusal>| {
+                answer.as_ref().is_err_and(|refusal| refusal.message.contains("files of the server itself"))
+            };
+            if is_own {
+                assert!(is_refused(&read), "{read:?}");
+                // Without namespaces nothing is hidden from processes: SECURITY.md says so.
+                assert_eq!(is_refused(&start), things.is_empty(), "{start:?}");
+            } else {
+                assert!(read.is_ok() && start.is_ok(), "{read:?} {start:?}");
+            }
+        }
+    }
+}
+
+fn merged(mut params: Value, more: Value) -> Value {
+    let Value::Object(more) = more else { panic!("{more}") };
+    params.as_object_mut().unwrap().extend(more);
+    params
 }
