@@ -1,6 +1,8 @@
 //! Reading and writing of open local files, on a bounded pool of threads.
 
 use rustix::io::Errno;
+use rustix::thread::{CapabilitySet, CapabilitySets};
+use std::cell::Cell;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use tokio::sync::Semaphore;
@@ -54,8 +56,10 @@ pub(crate) fn read_at(file: &OwnedFd, offset: u64, length: usize) -> Result<Vec<
     Ok(bytes)
 }
 
-/// Writes all bytes at `offset`.
+/// Writes all bytes at `offset`, as workers write: set-ID bits go, and neither reserved blocks nor quotas are passed, also where the
+/// server is root.
 pub(crate) fn write_at(file: &OwnedFd, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
+    give_up_writers_rights()?;
     let mut written = 0;
     while written < bytes.len() {
         let at = offset.checked_add(written as u64).ok_or(Errno::INVAL)?;
@@ -64,6 +68,19 @@ pub(crate) fn write_at(file: &OwnedFd, offset: u64, bytes: &[u8]) -> Result<(), 
             Err(Errno::INTR) => {}
             Err(errno) => return Err(errno),
         }
+    }
+    Ok(())
+}
+
+/// Gives up the capabilities that a write(2) looks at: CAP_FSETID keeps set-ID bits, CAP_SYS_RESOURCE passes quotas and reserved blocks
+/// (capabilities(7)). Capabilities belong to the thread; the threads of this pool use neither for anything else.
+fn give_up_writers_rights() -> Result<(), Errno> {
+    thread_local!(static DONE: Cell<bool> = const { Cell::new(false) });
+    if !DONE.get() {
+        let held = rustix::thread::capabilities(None)?;
+        let effective = held.effective - (CapabilitySet::FSETID | CapabilitySet::SYS_RESOURCE);
+        rustix::thread::set_capabilities(None, CapabilitySets { effective, ..held })?;
+        DONE.set(true);
     }
     Ok(())
 }

@@ -29,7 +29,9 @@ use portcullis_protocol::rpc::{RpcError, code};
 use portcullis_sandbox::policy::Policy;
 use portcullis_sandbox::report;
 use portcullis_sandbox::resolve::Machine;
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -160,7 +162,12 @@ impl Gateway {
         let (pool, pool_task) = Pool::start(spawner.clone(), Arc::clone(&metrics));
         let (looks, looking) = Looks::new(spawner.clone());
         let (work, queue) = mpsc::channel(QUEUE);
-        let hidden = config.token_places().into_iter().chain(private.places);
+        // By the given path, which may lead to another file later, and by the path of the file that is used now.
+        #[expect(clippy::disallowed_methods, reason = "the operator's own files, which no client names, once at the start")]
+        let real = |place: &PathBuf| std::fs::canonicalize(place).ok();
+        let places = config.token_places().into_iter().chain(private.places).collect::<Vec<_>>();
+        let hidden = places.iter().filter_map(real).chain(places.iter().cloned()).collect::<BTreeSet<_>>();
+        let hidden = hidden.into_iter();
         let hidden = hidden.filter_map(|place| AbsolutePath::new(place).ok()).collect();
         let places = OwnPlaces { hidden, kept: config.kept_places() };
         let core = Arc::new(Core {

@@ -10,7 +10,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use tokio::sync::{SetOnce, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, SetOnce, oneshot};
 use tokio::time::error::Elapsed;
 use tokio::time::timeout;
 
@@ -43,11 +43,13 @@ pub(crate) struct Slot {
     /// None once the open failed.
     file: Arc<SetOnce<Option<Arc<OwnedFd>>>>,
     dropped: Arc<AtomicBool>,
+    /// Among those of the server.
+    _place: Arc<OwnedSemaphorePermit>,
 }
 
 impl Handles {
-    /// Takes a name, before its path is looked at.
-    pub(crate) fn reserve(&mut self, name: &str) -> Result<Slot, RpcError> {
+    /// Takes a name, before its path is looked at, and one of the places that all connections share.
+    pub(crate) fn reserve(&mut self, name: &str, places: &Arc<Semaphore>) -> Result<Slot, RpcError> {
         if name.len() > NAME_BOUND {
             return Err(RpcError::new(
                 code::INVALID_PARAMS,
@@ -62,7 +64,12 @@ impl Handles {
             let text = format!("at most {BOUND} file handles may be open per connection");
             return Err(reply::limit(text, "file-handles", BOUND, Scope::Connection));
         }
-        let slot = Slot { file: Arc::new(SetOnce::new()), dropped: Arc::new(AtomicBool::new(false)) };
+        let Ok(place) = Arc::clone(places).try_acquire_owned() else {
+            let text = "no more file handles may be open on this server, those of detached sessions included; close some";
+            return Err(reply::limit(text, "file-handles", self.open.len(), Scope::Server));
+        };
+        let (file, dropped) = (Arc::new(SetOnce::new()), Arc::new(AtomicBool::new(false)));
+        let slot = Slot { file, dropped, _place: Arc::new(place) };
         self.open.insert(name.to_owned(), slot.clone());
         Ok(slot)
     }
@@ -147,18 +154,18 @@ mod tests {
 
     #[test]
     fn names_are_bounded_unique_and_free_again() {
-        let mut handles = Handles::default();
-        assert_eq!(handles.reserve(&"x".repeat(33)).unwrap_err().code, code::INVALID_PARAMS);
-        let first = handles.reserve("h").unwrap();
-        assert_eq!(handles.reserve("h").unwrap_err().message, "file handle `h` already exists");
+        let (mut handles, places) = (Handles::default(), Arc::new(Semaphore::new(1000)));
+        assert_eq!(handles.reserve(&"x".repeat(33), &places).unwrap_err().code, code::INVALID_PARAMS);
+        let first = handles.reserve("h", &places).unwrap();
+        assert_eq!(handles.reserve("h", &places).unwrap_err().message, "file handle `h` already exists");
         first.opened(None);
-        handles.reserve("h").unwrap();
+        handles.reserve("h", &places).unwrap();
         for nth in 1..BOUND {
-            handles.reserve(&nth.to_string()).unwrap();
+            handles.reserve(&nth.to_string(), &places).unwrap();
         }
-        assert_eq!(handles.reserve("more").unwrap_err().message, "at most 128 file handles may be open per connection");
+        assert_eq!(handles.reserve("more", &places).unwrap_err().message, "at most 128 file handles may be open per connection");
         handles.close("1");
-        handles.reserve("more").unwrap();
+        handles.reserve("more", &places).unwrap();
         assert_eq!(handles.get("nope").unwrap_err().code, code::NOT_FOUND);
     }
 

@@ -11,6 +11,9 @@ use rustix::process::geteuid;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
+/// The private directory below a home.
+const BELOW_HOME: &str = ".local/state/portcullis";
+
 /// The name of the directory for records in a private directory.
 const RECORDS: &str = "points";
 
@@ -33,7 +36,14 @@ impl Private {
         {
             tracing::warn!("make {}: {error}; make it before the first confined process starts", tokens.display());
         }
-        let records = candidates(config).iter().find_map(|place| ready(place));
+        let candidates = candidates(config);
+        let records = candidates.iter().find_map(|place| ready(place));
+        // Another server may use another one of them, and would make it while confined processes run that are not kept from it.
+        for place in candidates.iter().filter(|place| has_base(place)) {
+            if let Err(error) = make(place) {
+                tracing::debug!("make {}: {error}", place.display());
+            }
+        }
         if records.is_none() {
             tracing::warn!(
                 "no private directory for records of mount points: absent names cannot be protected; set HOME or XDG_RUNTIME_DIR \
@@ -60,7 +70,7 @@ pub(crate) fn places(config: &Config) -> Vec<PathBuf> {
 /// use.
 fn candidates(config: &Config) -> Vec<PathBuf> {
     let absolute = |name: &str| config.variable(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let below_home = |home: PathBuf| home.join(".local/state/portcullis");
+    let below_home = |home: PathBuf| home.join(BELOW_HOME);
     let home = absolute("HOME").map(below_home);
     let runtime = absolute("XDG_RUNTIME_DIR").map(|runtime| runtime.join("portcullis"));
     let account = account_home().filter(|home| home != Path::new("/")).map(below_home);
@@ -83,6 +93,12 @@ fn ready(place: &Path) -> Option<PathBuf> {
         Err(_refused) => return None,
     }
     (is_own(&records) && is_own(&place) && place.ancestors().skip(1).all(is_safe)).then_some(records)
+}
+
+/// Whether the home or the runtime directory is there: these are for the system to make.
+fn has_base(place: &Path) -> bool {
+    let depth = if place.ends_with(BELOW_HOME) { Path::new(BELOW_HOME).iter().count() } else { 1 };
+    place.ancestors().nth(depth).is_some_and(|base| look(base).is_some())
 }
 
 fn make(directory: &Path) -> std::io::Result<()> {
@@ -131,11 +147,16 @@ mod tests {
     #[test]
     fn servers_with_other_environments_share_their_default_places() {
         let of_session = PathBuf::from(format!("/run/user/{}/portcullis", geteuid().as_raw()));
-        let of_account = account_home().map(|home| home.join(".local/state/portcullis"));
+        let of_account = account_home().map(|home| home.join(BELOW_HOME));
         let [bare, named] = [&[][..], &[("HOME", "/h"), ("XDG_RUNTIME_DIR", "/r")]].map(|variables| candidates(&with(variables)));
         assert!(bare.contains(&of_session) && named.contains(&of_session));
         assert!(of_account.is_none_or(|place| bare.contains(&place) && named.contains(&place)));
         assert_eq!(named[..2], [PathBuf::from("/h/.local/state/portcullis"), PathBuf::from("/r/portcullis")]);
+        let here = tempfile::tempdir().unwrap();
+        for (below, depth) in [(BELOW_HOME, "home"), ("portcullis", "runtime")] {
+            assert!(has_base(&here.path().join(below)), "{depth}");
+            assert!(!has_base(&here.path().join("missing").join(below)), "{depth}");
+        }
         // Records are never in a directory where every confined process may write.
         assert!(bare.iter().chain(&named).all(|place| !place.starts_with("/tmp")));
     }

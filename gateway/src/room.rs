@@ -2,6 +2,7 @@
 
 use crate::budget::Budget;
 use crate::config::Config;
+use crate::descriptors;
 use std::sync::Arc;
 use tokio::sync::Semaphore;
 
@@ -21,6 +22,8 @@ pub(crate) struct Room {
     pub(crate) calls: Arc<Semaphore>,
     pub(crate) sessions: Arc<Semaphore>,
     pub(crate) processes: Arc<Semaphore>,
+    /// Open file handles: at most a quarter of the descriptors of this process, so that helpers can be started beside them.
+    pub(crate) handles: Arc<Semaphore>,
 }
 
 impl Room {
@@ -34,6 +37,7 @@ impl Room {
             calls: places(config.calls),
             sessions: places(config.sessions),
             processes: places(config.processes),
+            handles: places(descriptors::limit().map_or(usize::MAX, |all| all / 4)),
         }
     }
 }

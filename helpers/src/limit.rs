@@ -237,7 +237,9 @@ fn is_bound_by_nproc() -> bool {
 fn tasks_of_user() -> u64 {
     let me = geteuid().as_raw();
     let mine = fs::read_dir("/proc").into_iter().flatten().flatten().filter_map(|entry| {
-        let status = fs::read_to_string(entry.path().join("status")).ok()?;
+        // The name in it may hold any bytes.
+        let status = fs::read(entry.path().join("status")).ok()?;
+        let status = String::from_utf8_lossy(&status);
         let word =
             |name: &str| status.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next()?.parse::<u64>().ok());
         (word("Uid:")? == u64::from(me)).then(|| word("Threads:").unwrap_or(1))

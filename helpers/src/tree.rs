@@ -118,9 +118,10 @@ impl Below {
 
 /// The parent of a process.
 pub(crate) fn parent_of(pid: Pid) -> Option<Pid> {
-    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name before it is in parentheses and may hold anything.
-    let (_, rest) = text.rsplit_once(')')?;
+    let text = fs::read(format!("/proc/{pid}/stat")).ok()?;
+    // The name before it is in parentheses and may hold any bytes, also such that are no UTF-8.
+    let name_ends = text.iter().rposition(|byte| *byte == b')')?;
+    let rest = std::str::from_utf8(&text[name_ends + 1..]).ok()?;
     Pid::from_raw(rest.split_ascii_whitespace().nth(1)?.parse().ok()?)
 }
 
@@ -132,4 +133,22 @@ pub(crate) fn children_of(process: Pid) -> Option<Vec<Pid>> {
         found.extend(text.split_ascii_whitespace().filter_map(|word| Pid::from_raw(word.parse().ok()?)));
     }
     Some(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_parent_is_found_whatever_the_name_of_the_process() {
+        for name in [c"plain", c"two words) 1 2", c"\xff\xfe) 3"] {
+            // A thread has an entry of its own in /proc, with the parent of its process.
+            std::thread::spawn(move || {
+                rustix::thread::set_name(name).unwrap();
+                assert_eq!(parent_of(rustix::thread::gettid()), rustix::process::getppid(), "{name:?}");
+            })
+            .join()
+            .unwrap();
+        }
+    }
 }

@@ -60,7 +60,7 @@ impl Connection {
     }
 
     pub(super) fn open(&mut self, id: Id, params: OpenParams) -> Result<(), RpcError> {
-        let slot = self.handles.reserve(&params.handle_id)?;
+        let slot = self.handles.reserve(&params.handle_id, &self.core.room.handles)?;
         let name = params.handle_id.clone();
         let opened = self.open_in(id, Call::FsOpen(params), name.clone(), slot.clone());
         if opened.is_err() {

@@ -134,11 +134,11 @@ struct Tree<'a> {
 impl Tree<'_> {
     fn directory(&mut self, from: &AbsolutePath, to: &AbsolutePath) -> Result<(), FsError> {
         let listing = Listing::of(self.view, from.as_path(), Follow::Parents, MOST_NAMES)?;
-        if let Some(name) = &listing.hidden {
-            // A copy without it would be incomplete without a word.
+        if listing.hidden.is_some() {
+            // A copy without it would be incomplete without a word; its name is not told.
             let rule = "something below it that the policy hides".to_owned();
             let error = refused(Errno::ACCESS, from.as_path(), Wanted::Read, rule, None);
-            return Err(self.stopped(error, join(from, name.as_ref())?));
+            return Err(self.stopped(error, from.clone()));
         }
         let stat = fstat(&listing.directory).map_err(os)?;
         if make_all(self.view, to.as_path(), true)? {

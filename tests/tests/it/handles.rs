@@ -4,6 +4,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use portcullis_tests::{Client, Place, Server};
 use serde_json::{Value, json};
+use std::os::unix::fs::PermissionsExt as _;
 
 async fn set_up() -> (Server, Client, Place) {
     let server = Server::start().await;
@@ -102,4 +103,22 @@ async fn handles_belong_to_their_connection() {
     client.cut();
     let mut resumed = Client::resume(&server, &session).await;
     assert_eq!(resumed.refused("fs/readBlock", read).await.code, -32004);
+}
+
+#[tokio::test]
+async fn a_written_block_takes_set_id_bits_away() {
+    let (_server, mut client, place) = set_up().await;
+    let uri = place.put("f", "");
+    let sandbox = json!({"type": "workspace-write", "cwd": place.uri("")});
+    client.ok("fs/open", json!({"handleId": "h", "path": uri, "mode": "replace", "sandbox": sandbox})).await;
+    place.mode("f", 0o6755);
+    // The control: the bits stay until something is written.
+    client.ok("environment/status", json!({})).await;
+    assert_eq!(mode(&place), 0o6755);
+    client.ok("fs/writeBlock", json!({"handleId": "h", "offset": 0, "chunk": STANDARD.encode("#!/bin/sh")})).await;
+    assert_eq!(mode(&place), 0o755);
+}
+
+fn mode(place: &Place) -> u32 {
+    std::fs::metadata(place.path("f")).unwrap().permissions().mode() & 0o7777
 }
