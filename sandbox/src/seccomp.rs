@@ -298,6 +298,47 @@ mod tests {
     }
 
     #[test]
+    fn requests_of_file_systems_are_those_that_are_named() {
+        for request in [
+            0x800c_6613,   // FS_IOC_SET_ENCRYPTION_POLICY
+            0x4010_6614,   // FS_IOC_GET_ENCRYPTION_PWSALT, which makes a salt
+            0xc050_6617,   // FS_IOC_ADD_ENCRYPTION_KEY
+            0x1_c050_6617, // the kernel takes 32 bits
+            0xc040_6618,   // FS_IOC_REMOVE_ENCRYPTION_KEY
+            0xc040_6619,   // FS_IOC_REMOVE_ENCRYPTION_KEY_ALL_USERS
+            0x6628,        // EXT4_IOC_CLEAR_ES_CACHE
+            0xc0ff_66fe,   // one of later kernels
+            0xc004_5877,   // FIFREEZE
+            0xc018_5879,   // FITRIM
+            0x8004_587d,   // FS_IOC_SHUTDOWN
+            0x4008_7603,
+            0x5000_940f, // BTRFS_IOC_SNAP_DESTROY
+        ] {
+            check(Table::Process, libc::SYS_ioctl, &[3, request], errno(libc::EPERM));
+        }
+        for request in [
+            0x8008_6601, // FS_IOC_GETFLAGS
+            0x4008_6602, // FS_IOC_SETFLAGS
+            0xc020_660b, // FS_IOC_FIEMAP
+            0xc009_6616, // FS_IOC_GET_ENCRYPTION_POLICY_EX
+            0x4080_6685, // FS_IOC_ENABLE_VERITY
+            0x801c_581f, // FS_IOC_FSGETXATTR
+            0x401c_5820, // FS_IOC_FSSETXATTR
+            0x4030_5828, // FS_IOC_RESVSP
+            0x4008_7602, // FS_IOC_SETVERSION
+            0x4004_9409, // FICLONE
+            0xc018_9436, // FIDEDUPERANGE
+            0x5401,      // TCGETS
+            0x541b,      // FIONREAD
+            0x8912,      // SIOCGIFCONF
+            0xae80,      // KVM_RUN: of a device that a policy names
+            0x4004_4601, // one of a graphics card, as above
+        ] {
+            check(Table::Process, libc::SYS_ioctl, &[3, request], ALLOW);
+        }
+    }
+
+    #[test]
     fn set_id_bits_are_for_no_file() {
         const PERM: u32 = errno(libc::EPERM);
         let (create, tmpfile) = (0o100, 0o20_200_000);
