@@ -339,6 +339,24 @@ mod tests {
     }
 
     #[test]
+    fn huge_pages_of_the_machine_are_for_no_process() {
+        let (shared, private, fixed) = (0x21, 0x22, 0x10);
+        let (two_mib, one_gib) = (21 << 26, 30 << 26);
+        for flags in [shared, private, private | fixed, 0x4022, 0x10_0022] {
+            check(Table::Process, libc::SYS_mmap, &[0, 4096, 3, flags], ALLOW);
+            for size in [0, two_mib, one_gib] {
+                check(Table::Process, libc::SYS_mmap, &[0, 4096, 3, flags | 0x4_0000 | size], errno(libc::EPERM));
+            }
+        }
+        for flags in [0, 1, 2, 3, 8, 0x10] {
+            check(Table::Process, libc::SYS_memfd_create, &[0, flags], ALLOW);
+            check(Table::Process, libc::SYS_memfd_create, &[0, flags | 4], errno(libc::EPERM));
+        }
+        check(Table::Process, libc::SYS_shmget, &[0, 4096, 0o1600], ALLOW);
+        check(Table::Process, libc::SYS_shmget, &[0, 4096, 0o5600], errno(libc::EPERM));
+    }
+
+    #[test]
     fn set_id_bits_are_for_no_file() {
         const PERM: u32 = errno(libc::EPERM);
         let (create, tmpfile) = (0o100, 0o20_200_000);
