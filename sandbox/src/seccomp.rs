@@ -214,6 +214,19 @@ mod tests {
     }
 
     #[test]
+    fn sockets_are_bound_by_the_lengths_of_internet_addresses() {
+        for length in [12, 16, 28, 128] {
+            check(Table::Internet, libc::SYS_bind, &[3, 0, length], ALLOW);
+        }
+        // 2 has the kernel choose a name; 110 is sizeof(sockaddr_un).
+        for length in (0..=129).filter(|length| !matches!(length, 12 | 16 | 28 | 128)).chain([u64::from(u32::MAX)]) {
+            check(Table::Internet, libc::SYS_bind, &[3, 0, length], errno(libc::EPERM));
+        }
+        // The kernel takes 32 bits.
+        check(Table::Internet, libc::SYS_bind, &[3, 0, 0x1_0000_0002], errno(libc::EPERM));
+    }
+
+    #[test]
     fn pairs_that_cannot_be_pointed_elsewhere() {
         for table in [Table::NoNetwork, Table::Internet] {
             for kind in [1, 5, 1 | 0x8_0000, 5 | 0x8_0000 | 0x800] {
