@@ -25,13 +25,15 @@ pub(crate) enum Table {
     NoNetwork,
     /// No sockets but those of the internet.
     Internet,
+    /// No port that another program serves is joined.
+    MachineNetwork,
     /// No file that runs with its owner's or group's rights is made.
     SetId,
     /// Nor by the group's bit alone, which directories may have where init checks the target.
     SetGroupId,
 }
 
-const ALL: [Table; 9] = [
+const ALL: [Table; 10] = [
     Table::Worker,
     Table::Init,
     Table::Process,
@@ -39,6 +41,7 @@ const ALL: [Table; 9] = [
     Table::SharedIpc,
     Table::NoNetwork,
     Table::Internet,
+    Table::MachineNetwork,
     Table::SetId,
     Table::SetGroupId,
 ];
@@ -64,6 +67,7 @@ impl Table {
             Self::SharedIpc => "shared-ipc",
             Self::NoNetwork => "no-network",
             Self::Internet => "internet",
+            Self::MachineNetwork => "machine-network",
             Self::SetId => "set-id",
             Self::SetGroupId => "set-group-id",
         }
@@ -79,6 +83,7 @@ impl Table {
             Self::SharedIpc => program!("shared-ipc"),
             Self::NoNetwork => program!("no-network"),
             Self::Internet => program!("internet"),
+            Self::MachineNetwork => program!("machine-network"),
             Self::SetId => program!("set-id"),
             Self::SetGroupId => program!("set-group-id"),
         }
@@ -224,6 +229,17 @@ mod tests {
         }
         // The kernel takes 32 bits.
         check(Table::Internet, libc::SYS_bind, &[3, 0, 0x1_0000_0002], errno(libc::EPERM));
+    }
+
+    #[test]
+    fn no_port_of_the_machine_is_joined() {
+        let (level, reuse_address, reuse_port) = (1, 2, 15);
+        check(Table::MachineNetwork, libc::SYS_setsockopt, &[3, level, reuse_port], errno(libc::ENOPROTOOPT));
+        check(Table::MachineNetwork, libc::SYS_setsockopt, &[3, 0x1_0000_0001, reuse_port], errno(libc::ENOPROTOOPT));
+        check(Table::MachineNetwork, libc::SYS_setsockopt, &[3, level, reuse_address], ALLOW);
+        // TCP has an option of the same number.
+        check(Table::MachineNetwork, libc::SYS_setsockopt, &[3, 6, reuse_port], ALLOW);
+        check(Table::Internet, libc::SYS_setsockopt, &[3, level, reuse_port], ALLOW);
     }
 
     #[test]
