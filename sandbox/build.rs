@@ -20,8 +20,18 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-const TABLES: [&str; 9] =
-    ["worker", "init", "process", "read-only", "shared-ipc", "no-network", "internet", "set-id", "set-group-id"];
+const TABLES: [&str; 10] = [
+    "worker",
+    "init",
+    "process",
+    "read-only",
+    "shared-ipc",
+    "no-network",
+    "internet",
+    "machine-network",
+    "set-id",
+    "set-group-id",
+];
 
 /// Name, seccompiler's name, the audit value of `linux/audit.h`.
 const ARCHITECTURES: [(&str, TargetArch, u32); 2] =

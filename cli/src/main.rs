@@ -85,6 +85,9 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
             for name in sources::unknown_variables(std::env::vars_os().map(|(name, _)| name)) {
                 tracing::warn!("the environment has {name}, which is no option of serve");
             }
+            if let Some(handler) = portcullis::sandbox::core_handler::reached() {
+                tracing::warn!("{}; {}", handler.reason, handler.remedy);
+            }
             let mut config = Config::new(paths);
             options.limits.apply(&mut config)?;
             config.credential = credential::from_flags(&options.auth)?;

@@ -14,6 +14,7 @@ use crate::uids::Lease;
 use portcullis_protocol::helper::{Deframer, HEADER, MAX_BODY, Step, StepFailed, decode, encode};
 use portcullis_protocol::path::Bytes;
 use portcullis_sandbox::compiled::Compiled;
+use portcullis_sandbox::core_handler;
 use portcullis_sandbox::enforce::{self, Choices, EnforceError, Made, Own};
 use portcullis_sandbox::first;
 use portcullis_sandbox::mounts::{self, Found, Machine, Plan, Unmapped};
@@ -102,6 +103,7 @@ fn make_ahead(way: &OwnedFd, users: Users, lease: Option<Lease>) -> Result<Begun
 fn begin(users: Users) -> Result<(), StepFailed> {
     // Signals to the spawner's process group do not reach a new session.
     rustix::process::setsid().map_err(launch::machine("start a session"))?;
+    core_handler::tell_little();
     // The user namespace first: the other namespaces belong to it.
     if let Users::First(user, group) = users {
         namespaces::map_ids(user, group)?;

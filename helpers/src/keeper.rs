@@ -19,6 +19,7 @@ use crate::told::Told;
 use crate::tree;
 use portcullis_protocol::denial::Denials;
 use portcullis_protocol::helper::{ExitStatus, Step, StepFailed, encode};
+use portcullis_sandbox::core_handler;
 use portcullis_sandbox::mounts::Point;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -90,6 +91,9 @@ pub(crate) fn run(order: Order, ends: Ends) -> ! {
 fn begin(order: Order, result: &OwnedFd, tether: BorrowedFd<'_>) -> Result<Keeper, StepFailed> {
     // Whoever loses its parent below this process becomes its child. Before there is anybody.
     set_child_subreaper(Some(getpid())).map_err(launch::machine("become the reaper of what is started"))?;
+    if order.policy.is_some() {
+        core_handler::tell_little();
+    }
     // It has a copy of the spawner's memory, with environments of clients.
     set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(launch::machine("hide the memory of the keeper"))?;
     let signals = sys::child_events().map_err(|error| launch::system(Step::Machine, "watch children")(error))?;

@@ -23,6 +23,7 @@ use portcullis_sandbox::observe;
 use portcullis_sandbox::policy::{Access, Policy};
 use portcullis_sandbox::roots::Roots;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, geteuid};
 use serde::{Deserialize, Serialize};
@@ -150,6 +151,9 @@ pub(crate) fn inside(inside: &Inside<'_>) -> ! {
 
 fn steps_inside(inside: &Inside<'_>) -> Result<Never, StepFailed> {
     inside.limits.enter_groups()?;
+    if inside.choices.tty {
+        reopen_terminal()?;
+    }
     begin_session(inside.choices.tty)?;
     let witness = Witness::open()?;
     let mut enforced = enforce::process(inside.policy, inside.roots, inside.tables, Some(inside.own), inside.choices)?;
@@ -170,6 +174,28 @@ fn steps_inside(inside: &Inside<'_>) -> Result<Never, StepFailed> {
     witness.close_all_but(&[inside.result.as_raw_fd()])?;
     let report = (enforced, inside.shared_uid.clone());
     execute(inside.command, inside.limits, report, Some(inside.tables), inside.result)
+}
+
+/// Replaces the received descriptors of the terminal by those of the view's `/dev/console`. The received ones were opened on the
+/// machine's mount, which is writable: a process could change the terminal's mode by them, and open it to other users.
+fn reopen_terminal() -> Result<(), StepFailed> {
+    let stdin = rustix::stdio::stdin();
+    let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let console = match rustix::fs::open("/dev/console", flags, Mode::empty()) {
+        Ok(console) => console,
+        // The terminal has no name in this mount namespace, so the view has none for it.
+        Err(Errno::NOENT) => return Ok(()),
+        Err(errno) => return Err(machine("open the terminal by its name in the view")(errno)),
+    };
+    let number = |terminal: BorrowedFd<'_>| rustix::fs::fstat(terminal).map(|stat| stat.st_rdev);
+    let compare = machine("compare the terminal with its name in the view");
+    if number(stdin).map_err(&compare)? != number(console.as_fd()).map_err(&compare)? {
+        return Err(compare(Errno::NODEV));
+    }
+    for standard in 0..=2 {
+        sys::place(console.as_raw_fd(), standard).map_err(system(Step::Machine, "place the terminal"))?;
+    }
+    Ok(())
 }
 
 /// Starts a new session and process group. As after a start by a shell, no signal is blocked or ignored in the program.

@@ -210,9 +210,12 @@ fn tables(policy: &Policy, own: Option<&Own>, who: Who) -> Vec<seccomp::Table> {
         Network::Restricted if !own.is_some_and(|own| own.network) => Table::NoNetwork,
         Network::Restricted | Network::Enabled => Table::Internet,
     };
+    // There the ports of other programs are.
+    let is_confined = matches!(policy.files, Files::Restricted(_));
+    let machine = (is_confined && policy.network == Network::Enabled).then_some(Table::MachineNetwork);
     // System V objects have no paths. Without an ipc namespace they are shared with the whole machine.
-    let shared = (own.is_none() && matches!(policy.files, Files::Restricted(_))).then_some(Table::SharedIpc);
-    files.into_iter().chain(shared).chain([network]).collect()
+    let shared = (own.is_none() && is_confined).then_some(Table::SharedIpc);
+    files.into_iter().chain(shared).chain([network]).chain(machine).collect()
 }
 
 pub(crate) fn landlock_abi(policy: &Policy) -> Result<u32, EnforceError> {

@@ -11,6 +11,7 @@
 
 pub mod casefold;
 pub mod compiled;
+pub mod core_handler;
 pub mod enforce;
 pub mod explain;
 pub mod file;

@@ -1,5 +1,6 @@
 //! What was asked and what can be had: of this machine, and of the layers that this version builds.
 
+use crate::core_handler;
 use crate::landlock::{MINIMUM_ABI, SCOPES_ABI};
 use crate::policy::{Access, Grants, Policy};
 use crate::roots::Roots;
@@ -233,6 +234,7 @@ pub fn enforcement(namespaces: &NamespaceLayer, cgroups: &CgroupLayer) -> Enforc
         layers.into_iter().filter(|layer| layer.name != USER_NAMESPACES && layer.name != CGROUP).map(state).collect();
     layers.push(tried_cgroups(cgroups));
     layers.extend(remedy::namespaces(namespaces, &remedy::Facts::here()));
+    layers.extend(core_handler::reached());
     let tables = tables().into_iter().map(|(name, sha256)| SeccompTable { name: name.to_owned(), sha256 }).collect();
     Enforcement { kernel, landlock_abi, layers, namespaces: namespaces.clone(), seccomp: SeccompTables { tables } }
 }

@@ -25,13 +25,15 @@ pub(crate) enum Table {
     NoNetwork,
     /// No sockets but those of the internet.
     Internet,
+    /// No port that another program serves is joined.
+    MachineNetwork,
     /// No file that runs with its owner's or group's rights is made.
     SetId,
     /// Nor by the group's bit alone, which directories may have where init checks the target.
     SetGroupId,
 }
 
-const ALL: [Table; 9] = [
+const ALL: [Table; 10] = [
     Table::Worker,
     Table::Init,
     Table::Process,
@@ -39,6 +41,7 @@ const ALL: [Table; 9] = [
     Table::SharedIpc,
     Table::NoNetwork,
     Table::Internet,
+    Table::MachineNetwork,
     Table::SetId,
     Table::SetGroupId,
 ];
@@ -64,6 +67,7 @@ impl Table {
             Self::SharedIpc => "shared-ipc",
             Self::NoNetwork => "no-network",
             Self::Internet => "internet",
+            Self::MachineNetwork => "machine-network",
             Self::SetId => "set-id",
             Self::SetGroupId => "set-group-id",
         }
@@ -79,6 +83,7 @@ impl Table {
             Self::SharedIpc => program!("shared-ipc"),
             Self::NoNetwork => program!("no-network"),
             Self::Internet => program!("internet"),
+            Self::MachineNetwork => program!("machine-network"),
             Self::SetId => program!("set-id"),
             Self::SetGroupId => program!("set-group-id"),
         }
@@ -214,6 +219,30 @@ mod tests {
     }
 
     #[test]
+    fn sockets_are_bound_by_the_lengths_of_internet_addresses() {
+        for length in [12, 16, 28, 128] {
+            check(Table::Internet, libc::SYS_bind, &[3, 0, length], ALLOW);
+        }
+        // 2 has the kernel choose a name; 110 is sizeof(sockaddr_un).
+        for length in (0..=129).filter(|length| !matches!(length, 12 | 16 | 28 | 128)).chain([u64::from(u32::MAX)]) {
+            check(Table::Internet, libc::SYS_bind, &[3, 0, length], errno(libc::EPERM));
+        }
+        // The kernel takes 32 bits.
+        check(Table::Internet, libc::SYS_bind, &[3, 0, 0x1_0000_0002], errno(libc::EPERM));
+    }
+
+    #[test]
+    fn no_port_of_the_machine_is_joined() {
+        let (level, reuse_address, reuse_port) = (1, 2, 15);
+        check(Table::MachineNetwork, libc::SYS_setsockopt, &[3, level, reuse_port], errno(libc::ENOPROTOOPT));
+        check(Table::MachineNetwork, libc::SYS_setsockopt, &[3, 0x1_0000_0001, reuse_port], errno(libc::ENOPROTOOPT));
+        check(Table::MachineNetwork, libc::SYS_setsockopt, &[3, level, reuse_address], ALLOW);
+        // TCP has an option of the same number.
+        check(Table::MachineNetwork, libc::SYS_setsockopt, &[3, 6, reuse_port], ALLOW);
+        check(Table::Internet, libc::SYS_setsockopt, &[3, level, reuse_port], ALLOW);
+    }
+
+    #[test]
     fn pairs_that_cannot_be_pointed_elsewhere() {
         for table in [Table::NoNetwork, Table::Internet] {
             for kind in [1, 5, 1 | 0x8_0000, 5 | 0x8_0000 | 0x800] {
@@ -288,13 +317,72 @@ mod tests {
         }
         for command in [1024, 1026, 1036, 1038, 1040, 0x1_0000_0400] {
             check(Table::ReadOnly, libc::SYS_fcntl, &[3, command], errno(libc::EROFS));
-            let is_lease = matches!(command & 0xffff_ffff, 1024 | 1026 | 1040);
-            check(Table::Process, libc::SYS_fcntl, &[3, command], if is_lease { errno(libc::EPERM) } else { ALLOW });
+            check(Table::Process, libc::SYS_fcntl, &[3, command], errno(libc::EPERM));
         }
         // F_DUPFD, F_GETFL, F_SETFL, F_SETLK, F_GETLEASE, F_DUPFD_CLOEXEC, F_SETPIPE_SZ, F_GET_RW_HINT
         for command in [0, 3, 4, 6, 1025, 1030, 1031, 1035] {
             check(Table::ReadOnly, libc::SYS_fcntl, &[3, command], ALLOW);
+            check(Table::Process, libc::SYS_fcntl, &[3, command], ALLOW);
         }
+    }
+
+    #[test]
+    fn requests_of_file_systems_are_those_that_are_named() {
+        for request in [
+            0x800c_6613,   // FS_IOC_SET_ENCRYPTION_POLICY
+            0x4010_6614,   // FS_IOC_GET_ENCRYPTION_PWSALT, which makes a salt
+            0xc050_6617,   // FS_IOC_ADD_ENCRYPTION_KEY
+            0x1_c050_6617, // the kernel takes 32 bits
+            0xc040_6618,   // FS_IOC_REMOVE_ENCRYPTION_KEY
+            0xc040_6619,   // FS_IOC_REMOVE_ENCRYPTION_KEY_ALL_USERS
+            0x6628,        // EXT4_IOC_CLEAR_ES_CACHE
+            0xc0ff_66fe,   // one of later kernels
+            0xc004_5877,   // FIFREEZE
+            0xc018_5879,   // FITRIM
+            0x8004_587d,   // FS_IOC_SHUTDOWN
+            0x4008_7603,
+            0x5000_940f, // BTRFS_IOC_SNAP_DESTROY
+        ] {
+            check(Table::Process, libc::SYS_ioctl, &[3, request], errno(libc::EPERM));
+        }
+        for request in [
+            0x8008_6601, // FS_IOC_GETFLAGS
+            0x4008_6602, // FS_IOC_SETFLAGS
+            0xc020_660b, // FS_IOC_FIEMAP
+            0xc009_6616, // FS_IOC_GET_ENCRYPTION_POLICY_EX
+            0x4080_6685, // FS_IOC_ENABLE_VERITY
+            0x801c_581f, // FS_IOC_FSGETXATTR
+            0x401c_5820, // FS_IOC_FSSETXATTR
+            0x4030_5828, // FS_IOC_RESVSP
+            0x4008_7602, // FS_IOC_SETVERSION
+            0x4004_9409, // FICLONE
+            0xc018_9436, // FIDEDUPERANGE
+            0x5401,      // TCGETS
+            0x541b,      // FIONREAD
+            0x8912,      // SIOCGIFCONF
+            0xae80,      // KVM_RUN: of a device that a policy names
+            0x4004_4601, // one of a graphics card, as above
+        ] {
+            check(Table::Process, libc::SYS_ioctl, &[3, request], ALLOW);
+        }
+    }
+
+    #[test]
+    fn huge_pages_of_the_machine_are_for_no_process() {
+        let (shared, private, fixed) = (0x21, 0x22, 0x10);
+        let (two_mib, one_gib) = (21 << 26, 30 << 26);
+        for flags in [shared, private, private | fixed, 0x4022, 0x10_0022] {
+            check(Table::Process, libc::SYS_mmap, &[0, 4096, 3, flags], ALLOW);
+            for size in [0, two_mib, one_gib] {
+                check(Table::Process, libc::SYS_mmap, &[0, 4096, 3, flags | 0x4_0000 | size], errno(libc::EPERM));
+            }
+        }
+        for flags in [0, 1, 2, 3, 8, 0x10] {
+            check(Table::Process, libc::SYS_memfd_create, &[0, flags], ALLOW);
+            check(Table::Process, libc::SYS_memfd_create, &[0, flags | 4], errno(libc::EPERM));
+        }
+        check(Table::Process, libc::SYS_shmget, &[0, 4096, 0o1600], ALLOW);
+        check(Table::Process, libc::SYS_shmget, &[0, 4096, 0o5600], errno(libc::EPERM));
     }
 
     #[test]

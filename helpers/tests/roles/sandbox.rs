@@ -4,9 +4,10 @@ mod absent_names;
 mod denials;
 mod shared_memory;
 
-use super::gateway::{Outcome, Spawner, policy, shell};
+use super::gateway::{Outcome, Spawner, encoded, policy, shell};
 use crate::Test;
 use portcullis_protocol::helper::{Command, ExitStatus, SpawnerEvent, SpawnerRequest};
+use portcullis_protocol::path::Bytes;
 use portcullis_sandbox::policy::{Access, DenyGlob, Files, Network, Policy};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
@@ -50,6 +51,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("sandbox::denials_in_shared_memory_hold_as_elsewhere", shared_memory::denials_in_shared_memory_hold_as_elsewhere),
     ("sandbox::no_crash_starts_a_core_handler", no_crash_starts_a_core_handler),
     ("sandbox::a_terminal_has_a_name_and_others_cannot_be_reached", a_terminal_has_a_name_and_others_cannot_be_reached),
+    ("sandbox::a_terminal_is_opened_to_no_other_user", a_terminal_is_opened_to_no_other_user),
 ];
 
 /// A workspace and something beside it, both the user's.
@@ -384,5 +386,49 @@ fn a_terminal_has_a_name_and_others_cannot_be_reached() {
     assert!(Path::new(other).exists());
     let (outcome, _) = spawner.run(&shell(&format!("ls {other}; ls /dev/pts")), Some(&place.policy()));
     assert!(outcome.stderr.contains("No such file") && outcome.stdout.contains("ptmx"), "{}", said(&outcome));
+    spawner.close();
+}
+
+/// A descriptor of the terminal leads to the read-only mount of the view, not to the machine's, on which its mode can be changed.
+fn a_terminal_is_opened_to_no_other_user() {
+    use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+    let (mut spawner, place) = (Spawner::start(), Place::new());
+    let script = "chmod 666 /proc/self/fd/0; echo mode $?; touch -c -d @1 /proc/self/fd/1; echo time $?; echo >/dev/tty; tty";
+    for (id, policy) in [(1, Some(place.policy())), (2, None)] {
+        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+        grantpt(&master).unwrap();
+        unlockpt(&master).unwrap();
+        let name = ptsname(&master, Vec::new()).unwrap().into_string().unwrap();
+        let terminal = OwnedFd::from(File::options().read(true).write(true).open(&name).unwrap());
+        let mode = || rustix::fs::stat(name.as_str()).unwrap().st_mode & 0o777;
+        let before = mode();
+        let confined = policy.is_some();
+        let request = SpawnerRequest::Start {
+            id,
+            session: "s".to_owned(),
+            tty: true,
+            policy: policy.map(|policy| Bytes(policy.encode())),
+            own_view: confined,
+            own_network: confined,
+            own_uid: confined,
+            allow_unprotected: true,
+            limits: Default::default(),
+            command: Bytes(encoded(&shell(script))),
+        };
+        spawner.send(&request, &[terminal]);
+        assert!(matches!(spawner.event(), SpawnerEvent::Started { .. }));
+        assert!(matches!(spawner.event(), SpawnerEvent::Exited { status: ExitStatus::Code(0), .. }));
+        let after = mode();
+        let lines = BufReader::new(File::from(master)).lines().map_while(Result::ok);
+        let said: Vec<String> = lines.filter(|line| !line.is_empty()).collect();
+        if confined {
+            let words = ["Read-only file system", "mode 1", "Read-only file system", "time 1", "/dev/console"];
+            assert!(said.len() == words.len() && said.iter().zip(words).all(|(line, word)| line.contains(word)), "{said:?}");
+            assert_eq!(after, before);
+        } else {
+            // The control.
+            assert_eq!((said.as_slice(), after), (["mode 0", "time 0", name.as_str()].map(str::to_owned).as_slice(), 0o666));
+        }
+    }
     spawner.close();
 }
