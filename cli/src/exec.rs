@@ -4,6 +4,7 @@ use crate::Failure;
 use crate::args::Exec;
 use crate::credential;
 use crate::environment;
+use crate::plain;
 use crate::policy;
 use crate::remote;
 use crate::terminal::{self, RawMode};
@@ -105,7 +106,7 @@ async fn start_and_follow(client: &ExecServerClient, params: &StartParams) -> Re
         // A sandbox that had to end says why; if the link is gone by now, nobody can.
         let asked = serde_json::json!({"processId": process.id(), "maxBytes": 1});
         if let Ok(ReadResult { failure: Some(reason), .. }) = client.call("process/read", &asked).await {
-            let _stderr_closed = writeln!(io::stderr(), "portcullis: {reason}");
+            let _stderr_closed = writeln!(io::stderr(), "portcullis: {}", plain(&reason));
         }
     }
     Ok(ExitCode::from(u8::try_from(code & 0xff).unwrap_or(u8::MAX)))
@@ -230,8 +231,7 @@ fn tell(denials: &Denials) {
     let mut stderr = io::stderr().lock();
     for line in told(denials) {
         // A program chooses the names that it is denied, and they are no orders to this terminal.
-        let line = line.replace(char::is_control, "\u{fffd}");
-        let _stderr_closed = writeln!(stderr, "portcullis: {line}");
+        let _stderr_closed = writeln!(stderr, "portcullis: {}", plain(&line));
     }
 }
 

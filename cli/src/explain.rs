@@ -2,6 +2,7 @@
 
 use crate::Failure;
 use crate::args::Explain;
+use crate::plain;
 use crate::policy;
 use portcullis::protocol::path::AbsolutePath;
 use portcullis::sandbox::compiled::{Compiled, Resolved, Verdict};
@@ -13,6 +14,13 @@ use portcullis::sandbox::survey;
 use portcullis::{Config, ExecServerRuntimePaths};
 use std::io::Write;
 use std::path::{Path, PathBuf};
+
+/// Writes one line. Names of files, of targets of links and of rules are no orders to a terminal, and make no lines of their own.
+macro_rules! say {
+    ($out:expr, $($text:tt)+) => {
+        writeln!($out, "{}", plain(&format!($($text)+)))
+    };
+}
 
 /// Writes the answers for people.
 pub(crate) fn print(options: &Explain, out: &mut impl Write) -> Result<(), Failure> {
@@ -36,8 +44,8 @@ pub(crate) fn print(options: &Explain, out: &mut impl Write) -> Result<(), Failu
         match (&policy, &compiled) {
             (Some(policy), Some((compiled, _roots))) => explain(out, &named, &trace, policy, compiled, &private)?,
             _nothing_restricted => {
-                writeln!(out, "{named}")?;
-                writeln!(out, "  read yes, change yes: the policy confines nothing")?;
+                say!(out, "{named}")?;
+                say!(out, "  read yes, change yes: the policy confines nothing")?;
             }
         }
     }
@@ -57,16 +65,16 @@ fn explain(
         Resolved::Missing { path, links } | Resolved::Hidden { path, links } => (path, links, false),
         Resolved::Refused(problem) => return Err(format!("{named}: {problem}").into()),
     };
-    writeln!(out, "{named}")?;
+    say!(out, "{named}")?;
     // The links of a process are not followed: which process it is depends on the one that looks.
     let is_process = matches!(hidden(real), Some(Hidden::Process(_)));
     if real != named.as_path() || !exists && !is_process {
-        writeln!(out, "  real path   {}{}", real.display(), if exists { "" } else { " (does not exist)" })?;
+        say!(out, "  real path   {}{}", real.display(), if exists { "" } else { " (does not exist)" })?;
     }
     let is_private = |place: &&PathBuf| real.starts_with(place) || named.as_path().starts_with(place);
     if let (Files::Restricted(_), Some(place)) = (&policy.files, private.iter().find(is_private)) {
         let why = "servers of this user keep tokens and records there, hidden from every request under a policy";
-        writeln!(out, "  read no, change no: `{}`: {why}", place.display())?;
+        say!(out, "  read no, change no: `{}`: {why}", place.display())?;
         return Ok(());
     }
     // A denial of a name holds wherever the name leads, and a link that may not be seen is not followed.
@@ -84,11 +92,11 @@ fn explain(
     let views = views(policy, compiled, real).filter(|_| hidden_link.is_none() && by_name.verdict != Verdict::Denied);
     let grant = grant.filter(|_| views.as_ref().is_none_or(|views| views.has_grant));
     match views {
-        None => writeln!(out, "  {}", line(&by_policy))?,
+        None => say!(out, "  {}", line(&by_policy))?,
         // The tables are not the whole answer there.
         Some(Views { file_calls, processes, .. }) => {
             for (whose, seen) in [("policy    ", by_policy), ("file calls", file_calls), ("processes ", processes)] {
-                writeln!(out, "  {whose}  {}", line(&seen))?;
+                say!(out, "  {whose}  {}", line(&seen))?;
             }
         }
     }
@@ -98,11 +106,11 @@ fn explain(
         let is_device = real.starts_with("/dev") && !real.starts_with("/dev/shm");
         let place = if exists || verdict == Verdict::Protected || is_device { path } else { existing(&path) };
         let once = if exists || verdict != Verdict::Protected { "" } else { ", once it exists" };
-        writeln!(out, "  to {to} it   an entry `{access} {}`{once}", place.display())?;
+        say!(out, "  to {to} it   an entry `{access} {}`{once}", place.display())?;
     }
     let mut globs = policy.files.sets().flat_map(|grants| &grants.deny_globs);
     if verdict != Verdict::Denied && globs.any(|glob| real.starts_with(glob.base.as_path())) {
-        writeln!(out, "  processes   deny globs hold only for what exists when the process starts")?;
+        say!(out, "  processes   deny globs hold only for what exists when the process starts")?;
     }
     Ok(())
 }

@@ -34,7 +34,7 @@ fn main() -> ExitCode {
             return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(USAGE));
         }
         Err(Refused::Other(error)) => {
-            let _stderr_closed = writeln!(io::stderr(), "portcullis: {error}");
+            let _stderr_closed = writeln!(io::stderr(), "portcullis: {}", plain_lines(&error.to_string()));
             return ExitCode::from(USAGE);
         }
     };
@@ -47,10 +47,20 @@ fn main() -> ExitCode {
     match run(arguments.command) {
         Ok(code) => code,
         Err(error) => {
-            let _stderr_closed = writeln!(io::stderr(), "portcullis: {error}");
+            let _stderr_closed = writeln!(io::stderr(), "portcullis: {}", plain_lines(&error.to_string()));
             failure
         }
     }
+}
+
+/// A line without control characters: a program, a file's name or another server chose a part of it, and it is no order to this terminal.
+fn plain(line: &str) -> String {
+    line.replace(char::is_control, "\u{fffd}")
+}
+
+/// The same of a text that may have lines: parsers show them of files.
+fn plain_lines(text: &str) -> String {
+    text.replace(|letter: char| letter.is_control() && letter != '\n', "\u{fffd}")
 }
 
 /// Status of `exec` when the command did not run to its end, as `env`, `timeout` and others have it.

@@ -112,7 +112,9 @@ impl Form {
 
 /// The session's answer as a text.
 pub(crate) async fn answered<T: Serialize>(id: Id, answer: oneshot::Receiver<Result<T, RpcError>>) -> Result<Answer, RpcError> {
-    Ok(text(&id, &answer.await.map_err(|_| reply::session_ended())??)?.into())
+    // Cut here, since the room of the message that it names may go before it is sent.
+    let outcome = answer.await.map_err(|_| reply::session_ended())?.map_err(RpcError::cut)?;
+    Ok(text(&id, &outcome)?.into())
 }
 
 /// The text of a result.

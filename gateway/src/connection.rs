@@ -327,15 +327,25 @@ impl Connection {
         command: impl FnOnce(oneshot::Sender<Result<T, RpcError>>) -> Command,
     ) -> Result<(), RpcError> {
         let answer = self.command(command).await?;
+        let carried = self.beside(id, answer);
+        self.inputs.spawn(carried);
+        Ok(())
+    }
+
+    /// Answers without a slot as the session does.
+    fn beside<T: Serialize + Send + 'static>(
+        &mut self,
+        id: Id,
+        answer: oneshot::Receiver<Result<T, RpcError>>,
+    ) -> impl Future<Output = ()> + Send + 'static {
         let (held, way) = (self.held(), self.way());
-        self.inputs.spawn(carry_out(id.clone(), way, async move {
+        carry_out(id.clone(), way, async move {
             let answer = answered(id, answer).await;
-            // The session has the bytes, or has refused them. The answer may have to wait for a client that sends before it reads,
-            // and the room of what it sends next must not wait for that.
+            // The session has done with the message, or has refused it. The answer may have to wait for a client that sends before it
+            // reads, and the room of what it sends next must not wait for that.
             drop(held);
             answer
-        }));
-        Ok(())
+        })
     }
 
     /// Asks the session without holding a slot.
@@ -345,8 +355,8 @@ impl Connection {
         command: impl FnOnce(oneshot::Sender<Result<T, RpcError>>) -> Command,
     ) -> Result<(), RpcError> {
         let answer = self.command(command).await?;
-        let way = self.way();
-        self.control.spawn(carry_out(id.clone(), way, answered(id, answer)));
+        let carried = self.beside(id, answer);
+        self.control.spawn(carried);
         Ok(())
     }
 

@@ -17,8 +17,9 @@ use portcullis_protocol::method::Call;
 use portcullis_protocol::path::{AbsolutePath, WirePath};
 use portcullis_protocol::rpc::{self, Id, RpcError, code};
 use portcullis_sandbox::kernel_files::{check_handed_over, check_local};
-use portcullis_sandbox::policy::Files;
+use portcullis_sandbox::policy::{Files, MAX_PATH_LENGTH};
 use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::io::Errno;
 use serde::Serialize;
 use serde_json::value::RawValue;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -192,8 +193,15 @@ pub(crate) fn check_operation(attempt: &str, id: Option<&str>) -> Result<(), Rpc
     }
 }
 
+/// The path of a call. One that the kernel would refuse for its length is refused here in the same words, but without the path: it
+/// may be as long as a message, and calls and their errors are kept.
 fn local(path: &WirePath) -> Result<AbsolutePath, RpcError> {
-    path.local().cloned().map_err(|error| reply::foreign_path(&error))
+    let path = path.local().map_err(|error| reply::foreign_path(&error))?;
+    if path.len() > MAX_PATH_LENGTH {
+        let attempt = format!("a path of {} bytes, where the system takes up to {MAX_PATH_LENGTH}", path.len());
+        return Err(reply::os_error(&attempt, Errno::NAMETOOLONG));
+    }
+    Ok(path.clone())
 }
 
 fn attempt(method: &str, operation: &FsOperation) -> String {
@@ -236,7 +244,7 @@ async fn pack(content: Vec<u8>, blocking: &Blocking) -> Result<Content, String> 
     let packed = blocking.run(move || {
         let memory = memfd_create("portcullis-content", MemfdFlags::CLOEXEC)?;
         blocking::write_at(&memory, 0, &content)?;
-        Ok::<OwnedFd, rustix::io::Errno>(memory)
+        Ok::<OwnedFd, Errno>(memory)
     });
     let memory = packed.await.map_err(|lost| lost.to_string())?.map_err(|errno| errno.to_string())?;
     Ok(Content::Descriptor(Arc::new(memory)))
@@ -295,7 +303,7 @@ async fn content(id: &Id, attempt: &str, file: Option<OwnedFd>, form: Form, bloc
     let read = blocking.run(move || {
         let limit = usize::try_from(READ_LIMIT).unwrap_or(usize::MAX);
         let bytes = read_whole(&file, limit)?;
-        Ok::<_, rustix::io::Errno>((bytes.len() <= limit).then(|| form.bytes_result(&id, CONTENT, bytes, "")))
+        Ok::<_, Errno>((bytes.len() <= limit).then(|| form.bytes_result(&id, CONTENT, bytes, "")))
     });
     match read.await {
         Ok(Ok(Some(message))) => Ok(message),
@@ -306,7 +314,7 @@ async fn content(id: &Id, attempt: &str, file: Option<OwnedFd>, form: Form, bloc
 }
 
 /// Reads by the size that the file has now, and on if it grows, to one byte above the limit.
-fn read_whole(file: &OwnedFd, limit: usize) -> Result<Vec<u8>, rustix::io::Errno> {
+fn read_whole(file: &OwnedFd, limit: usize) -> Result<Vec<u8>, Errno> {
     let size = usize::try_from(rustix::fs::fstat(file)?.st_size).unwrap_or(0).min(limit);
     let mut bytes = blocking::read_at(file, 0, size + 1)?;
     while bytes.len() > size && bytes.len() <= limit {
@@ -326,6 +334,18 @@ fn text(id: &Id, attempt: &str, result: &impl Serialize) -> Result<String, RpcEr
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_path_that_the_system_refuses_for_its_length_is_refused_without_it() {
+        let path = |length: usize| WirePath::parse(&format!("/{}", "p".repeat(length - 1))).unwrap();
+        assert_eq!(local(&path(MAX_PATH_LENGTH)).unwrap().len(), MAX_PATH_LENGTH, "control: the longest that it takes");
+        let refused = local(&path(14 << 20)).unwrap_err();
+        assert_eq!(refused.code, code::INTERNAL);
+        assert_eq!(
+            refused.message,
+            "a path of 14680064 bytes, where the system takes up to 4095: File name too long (os error 36)"
+        );
+    }
 
     fn options(depth: u64, directories: u64, entries: u64) -> WalkOptions {
         WalkOptions {

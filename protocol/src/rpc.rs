@@ -29,6 +29,13 @@ pub mod code {
 /// Bound of the JSON values in one message: a small message could otherwise cost a hundred times its bytes.
 pub const MAX_VALUES: u32 = 262_144;
 
+/// Bound of an id in bytes: it is kept until its request is answered, and goes out with the answer.
+pub const MAX_ID: usize = 1024;
+
+/// Bound of an error's text in bytes. Errors name what clients sent, which may be as long as a message; they are kept and sent without
+/// being counted as large.
+pub const MAX_ERROR: usize = 16 << 10;
+
 /// A request's id, echoed unchanged. It need not be unique.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(untagged)]
@@ -136,11 +143,30 @@ impl RpcError {
         list.and_then(|list| denial::known(list).ok()).unwrap_or_default()
     }
 
+    /// The same error with a text of at most [`MAX_ERROR`] bytes.
+    #[must_use]
+    pub fn cut(mut self) -> Self {
+        if self.message.len() > MAX_ERROR {
+            self.message = cut(&self.message).into_owned();
+        }
+        self
+    }
+
     /// −32601 in the words that clients of this wire know.
     #[must_use]
     pub fn unknown_method(method: &str) -> Self {
-        Self::new(code::METHOD_NOT_FOUND, format!("exec-server stub does not implement `{method}` yet"))
+        Self::new(code::METHOD_NOT_FOUND, format!("exec-server stub does not implement `{}` yet", cut(method)))
     }
+}
+
+/// The beginning of a text that is longer than an error may be, and how much is left out.
+fn cut(text: &str) -> Cow<'_, str> {
+    if text.len() <= MAX_ERROR {
+        return Cow::Borrowed(text);
+    }
+    // Room for the words behind it.
+    let end = text.floor_char_boundary(MAX_ERROR - 64);
+    Cow::Owned(format!("{}… ({} bytes more)", &text[..end], text.len() - end))
 }
 
 /// Parses one message.
@@ -161,7 +187,7 @@ pub(crate) fn usual(bytes: &[u8]) -> Option<Message<'_>> {
         None => Message::Notification { method, params },
         Some(id) => {
             let id = match id.strip_prefix('"') {
-                Some(text) => Id::Text(text.strip_suffix('"')?.to_owned()),
+                Some(text) => Id::Text(text.strip_suffix('"').filter(|text| text.len() <= MAX_ID)?.to_owned()),
                 None => Id::Number(id.parse().ok()?),
             };
             Message::Request { id, method, params }
@@ -213,14 +239,16 @@ pub fn bytes_result_head(id: &Id, more: &str) -> String {
     format!(r#"{{"id":{id},"result":{{{}}}}}"#, more.strip_prefix(',').unwrap_or(more))
 }
 
-/// The text of an error.
+/// The text of an error, [cut](RpcError::cut).
 #[must_use]
 pub fn error_text(id: &Id, error: &RpcError) -> String {
     #[derive(Serialize)]
     struct Reply<'a> {
-        error: &'a RpcError,
+        error: Cow<'a, RpcError>,
         id: &'a Id,
     }
+    let is_long = error.message.len() > MAX_ERROR;
+    let error = if is_long { Cow::Owned(error.clone().cut()) } else { Cow::Borrowed(error) };
     serde_json::to_string(&Reply { error, id })
         .unwrap_or_else(|_| r#"{"error":{"code":-32603,"message":"an error could not be written"},"id":-1}"#.to_owned())
 }
@@ -284,9 +312,12 @@ fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<&'de Raw
 
 impl<'a> Envelope<'a> {
     fn message(self) -> Result<Message<'a>, String> {
-        let id = |raw: &RawValue| {
-            serde_json::from_str::<Id>(raw.get())
-                .map_err(|_| "data did not match any variant of untagged enum RequestId".to_owned())
+        let id = |raw: &RawValue| match serde_json::from_str(raw.get()) {
+            Ok(Id::Text(text)) if text.len() > MAX_ID => {
+                Err(format!("an id of {} bytes; at most {MAX_ID} are allowed", text.len()))
+            }
+            Ok(id) => Ok(id),
+            Err(_) => Err("data did not match any variant of untagged enum RequestId".to_owned()),
         };
         let params = self.params.map(RawParams::from);
         if let Some(method) = self.method {
@@ -450,6 +481,34 @@ mod tests {
         assert!(parse(many.as_bytes()).unwrap_err().contains("more than 262144 JSON values"));
         let deep = format!(r#"{{"id":1,"method":"m","params":{}{}}}"#, "[".repeat(10_000), "]".repeat(10_000));
         assert!(parse(deep.as_bytes()).unwrap_err().contains("recursion limit"));
+    }
+
+    #[test]
+    fn an_id_has_a_bound_however_it_is_written() {
+        let request = |id: &str| format!(r#"{{"id":"{id}","method":"m"}}"#);
+        let (fits, long) = ("i".repeat(MAX_ID), "i".repeat(MAX_ID + 1));
+        let escaped = |count: usize| "\\u0069".repeat(count);
+        for (text, expect) in [(fits.clone(), true), (long.clone(), false), (escaped(MAX_ID), true), (escaped(MAX_ID + 1), false)]
+        {
+            let request = request(&text);
+            match parse(request.as_bytes()) {
+                Ok(Message::Request { id, .. }) => assert!(expect && id == Id::Text(fits.clone())),
+                other => assert!(!expect && other.is_err_and(|error| error == "an id of 1025 bytes; at most 1024 are allowed")),
+            }
+        }
+        assert!(parse(format!(r#"{{"id":"{long}","result":1}}"#).as_bytes()).is_err(), "responses too");
+    }
+
+    #[test]
+    fn a_text_that_a_client_made_long_is_not_sent_back_whole() {
+        let long = "ü".repeat(1 << 20);
+        for error in [RpcError::unknown_method(&long), RpcError::new(code::INTERNAL, format!("x{long}"))] {
+            let text = error_text(&Id::Number(1), &error);
+            assert!(text.len() < MAX_ERROR + 200 && text.contains("bytes more"), "{}", text.len());
+        }
+        let short = RpcError::new(code::INTERNAL, "ü".repeat(MAX_ERROR / 2));
+        assert_eq!(short.clone().cut(), short, "control: what fits stays as it is");
+        assert!(error_text(&Id::Number(1), &short).contains(&short.message));
     }
 
     #[test]

@@ -78,7 +78,8 @@ impl Connection {
         }
     }
 
-    /// Waits for room towards the client, but not when the connection is to end.
+    /// Waits for room towards the client, but not when the connection is to end. The text is small, since ids and texts of errors
+    /// have bounds: it is not charged.
     pub(super) async fn send(&self, text: String) {
         self.core.metrics.message(Direction::Out, text.len());
         tokio::select! {

@@ -7,7 +7,9 @@ use crate::watch::{Armed, tell};
 use portcullis_protocol::fs::{WatchMissingParams, WatchMissingResult};
 use portcullis_protocol::helper::FsDone;
 use portcullis_protocol::method::Call;
+use portcullis_protocol::path::WirePath;
 use portcullis_protocol::rpc::{Id, RpcError};
+use portcullis_sandbox::policy::MAX_PATH_LENGTH;
 use std::sync::Arc;
 use tokio::sync::oneshot;
 
@@ -19,8 +21,8 @@ impl Connection {
     pub(super) async fn watch_missing(&mut self, id: Id, params: WatchMissingParams) -> Result<(), RpcError> {
         let watch_id = params.watch_id;
         let paths = params.missing.iter().chain(&params.present);
-        let can_be =
-            !params.missing.is_empty() && params.missing.len() <= PATHS && paths.into_iter().all(|path| path.local().is_ok());
+        let is_path = |path: &WirePath| path.local().is_ok_and(|path| path.len() <= MAX_PATH_LENGTH);
+        let can_be = !params.missing.is_empty() && params.missing.len() <= PATHS && paths.into_iter().all(is_path);
         let in_use = can_be.then(|| self.watches.ids.reserve(watch_id).ok()).flatten();
         let Some(in_use) = in_use else { return self.answer(&id, &WatchMissingResult { watching: false }).await };
         let carried = self.prepare(Call::FsWatchMissing(params))?;

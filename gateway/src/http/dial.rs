@@ -78,9 +78,8 @@ impl Outbound {
         let found: Vec<IpAddr> = match (host, literal(host)) {
             (_, Some(address)) => vec![address],
             (Host::Domain(name), None) => {
-                let found = tokio::net::lookup_host((name.as_str(), port)).await;
-                let found = found.map_err(|error| failed(format!("look up `{name}`: {error}")))?;
-                found.map(|address| address.ip()).collect()
+                let found = self.look_ups.addresses(name).await;
+                found.map_err(|error| failed(format!("look up `{name}`: {error}")))?
             }
             (_, None) => Vec::new(),
         };

@@ -2,7 +2,7 @@
 //!
 //! # How it works
 //! A request is checked ([`request`]), then made ([`fetch`]): a place is judged by its name ([`egress`]), a proxy may stand in
-//! between ([`proxies`]), the name is looked up once, its addresses are judged, and one of them is connected to ([`dial`]); over
+//! between ([`proxies`]), the name is looked up once ([`look_up`]), its addresses are judged, and one of them is connected to ([`dial`]); over
 //! that goes one exchange ([`exchange`]), and a redirect ([`redirect`]) begins all of it anew. The body goes to the client whole
 //! ([`whole`]) or in parts ([`parts`]). No connection is kept for a second request, and nothing runs beside the call: whoever
 //! drops it closes its socket.
@@ -11,6 +11,7 @@ mod dial;
 mod egress;
 mod exchange;
 mod fetch;
+mod look_up;
 mod parts;
 mod proxies;
 mod redirect;
@@ -28,6 +29,7 @@ pub use egress::{EgressRule, EgressRuleError};
 
 use crate::config::Config;
 use egress::Egress;
+use look_up::LookUps;
 use portcullis_protocol::rpc::{RpcError, code};
 use proxies::Proxies;
 use rustls::ClientConfig;
@@ -40,11 +42,12 @@ pub(crate) struct Outbound {
     egress: Egress,
     proxies: Proxies,
     trust: Trust,
+    look_ups: LookUps,
 }
 
 impl Outbound {
     pub(crate) fn new(config: &Config) -> Self {
-        Self { egress: Egress::of(config), proxies: Proxies::new(config), trust: Trust::new(config) }
+        Self { egress: Egress::of(config), proxies: Proxies::new(config), trust: Trust::new(config), look_ups: LookUps::new() }
     }
 }
 

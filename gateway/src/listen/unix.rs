@@ -8,10 +8,17 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 use tokio::net::UnixListener;
 
 /// Connections that wait for `accept(2)`, as many as tokio has for TCP.
 const BACKLOG: i32 = 1024;
+
+/// How long another one that holds the lock of the directory is waited for. A server holds it for some milliseconds while it makes its
+/// socket. A stranger, who only has to be able to read the directory, may hold it for ever, and shall not keep a server from starting.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// How often the lock is asked for meanwhile.
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// Listens at a path in a directory that exists. Only the server's own user may open the socket (mode 0600 from the first moment
 /// on). One that a server left behind which is gone is replaced.
@@ -20,10 +27,13 @@ pub(super) fn bind(path: &Path) -> Result<(UnixListener, SocketFile), ListenErro
     let address = SocketAddrUnix::new(path).map_err(failed)?;
     // Two servers that start at once must not both find the place free, or the one the other's socket.
     let directory = path.parent().unwrap_or_else(|| Path::new("/"));
-    let _until_it_is_made = lock(directory).map_err(|errno| ListenError::Io {
+    let lock = lock(directory, PATIENCE).map_err(|errno| ListenError::Io {
         attempt: format!("lock the directory {}", directory.display()),
         source: errno.into(),
     })?;
+    if lock.is_none() {
+        tracing::warn!(directory = %directory.display(), "another process keeps the directory locked; starting without the lock");
+    }
     if let Some(there) = look(path).map_err(failed)? {
         make_room(path, &there, &address)?;
     }
@@ -68,12 +78,18 @@ fn stream(flags: SocketFlags) -> rustix::io::Result<OwnedFd> {
     rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
 }
 
-/// Nobody else makes or removes a server's socket in this directory while the answer lives.
-fn lock(directory: &Path) -> rustix::io::Result<OwnedFd> {
+/// Nobody else makes or removes a server's socket in this directory while the answer lives. None: the lock stays taken.
+fn lock(directory: &Path, patience: Duration) -> rustix::io::Result<Option<OwnedFd>> {
     let directory = rustix::fs::open(directory, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-    // Not by waiting: in a directory that users share anybody could hold it for ever.
-    rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive)?;
-    Ok(directory)
+    let until = Instant::now() + patience;
+    loop {
+        match rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(Some(directory)),
+            Err(Errno::AGAIN) if Instant::now() >= until => return Ok(None),
+            Err(Errno::AGAIN) => std::thread::sleep(PAUSE),
+            Err(errno) => return Err(errno),
+        }
+    }
 }
 
 /// What is there, not following a link.
@@ -141,12 +157,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_makes_a_socket_holds_the_directory_meanwhile() {
+    async fn who_makes_a_socket_holds_the_directory_and_a_stranger_with_its_lock_stops_no_server() {
         let place = tempfile::tempdir().unwrap();
-        let held = lock(place.path()).unwrap();
-        let refused = bind(&place.path().join("s")).unwrap_err().to_string();
-        assert!(refused.contains("lock the directory"), "{refused}");
-        drop(held);
-        bind(&place.path().join("s")).unwrap();
+        let path = place.path().join("s");
+        let held = lock(place.path(), Duration::ZERO).unwrap();
+        assert!(held.is_some() && lock(place.path(), Duration::ZERO).unwrap().is_none(), "one at a time");
+        let (listener, _file) = bind(&path).unwrap();
+        assert!(bind(&path).unwrap_err().to_string().contains("process"), "one that is served is not replaced all the same");
+        drop((listener, held));
+        assert!(lock(place.path(), Duration::ZERO).unwrap().is_some(), "control: it is free again");
     }
 }

@@ -116,7 +116,7 @@ fn command(params: &StartParams, server_env: &[(OsString, OsString)], shell: &st
         let which = if nth < params.argv.len() { format!("argv[{nth}]") } else { "arg0".to_owned() };
         return failed(format!("nul byte found in provided data: {which}"));
     }
-    let env = environment(server_env, params.env_policy.as_ref(), &params.env, params.tty.then_some(shell));
+    let env = environment(server_env, params.env_policy.as_ref(), &params.env, params.tty.then_some(shell))?;
     if let Some((name, _)) = env.iter().find(|(name, value)| name.0.contains(&0) || value.0.contains(&0)) {
         return failed(format!("data provided contains a nul byte: environment variable {:?}", String::from_utf8_lossy(&name.0)));
     }

@@ -9,6 +9,9 @@ use std::collections::{HashMap, VecDeque};
 /// are far more than it can have in flight.
 const REMEMBERED: usize = 1024;
 
+/// What the errors of those may take. An error names paths, and usually takes some hundred bytes.
+const REMEMBERED_BYTES: usize = 4 << 20;
+
 /// Changes on their way at a time. Each ends within the deadline of file calls, whatever becomes of its connection.
 const RUNNING: usize = 256;
 
@@ -21,6 +24,8 @@ pub(super) struct Operations {
     changes: HashMap<String, Change>,
     /// Those that ended, in the order of their ends.
     oldest_first: VecDeque<String>,
+    /// What the errors of these take.
+    bytes: usize,
 }
 
 #[derive(Debug)]
@@ -71,13 +76,19 @@ impl Operations {
         let Some(change) = self.changes.get_mut(&operation) else { return Vec::new() };
         let Progress::Running(calls) = &mut change.progress else { return Vec::new() };
         let calls = std::mem::take(calls);
+        let outcome = outcome.map_err(RpcError::cut);
+        self.bytes += size(&outcome);
         change.progress = Progress::Ended(outcome);
-        if self.oldest_first.len() == REMEMBERED
+        self.oldest_first.push_back(operation);
+        // The latest stays, however large it is: it may be asked for right now.
+        while self.oldest_first.len() > 1
+            && (self.oldest_first.len() > REMEMBERED || self.bytes > REMEMBERED_BYTES)
             && let Some(oldest) = self.oldest_first.pop_front()
         {
-            self.changes.remove(&oldest);
+            if let Some(Change { progress: Progress::Ended(outcome), .. }) = self.changes.remove(&oldest) {
+                self.bytes -= size(&outcome);
+            }
         }
-        self.oldest_first.push_back(operation);
         calls
     }
 
@@ -89,6 +100,11 @@ impl Operations {
         });
         running.flatten().collect()
     }
+}
+
+fn size(outcome: &Outcome) -> usize {
+    let Err(error) = outcome else { return 0 };
+    error.message.len() + error.data.as_ref().map_or(0, |data| data.to_string().len())
 }
 
 #[cfg(test)]
@@ -140,5 +156,27 @@ mod tests {
         assert_eq!(operations.changes.len(), REMEMBERED);
         assert_eq!(operations.come(0, "r1", 0), Ok(Come::Ended(Ok(()))));
         assert_eq!(operations.come(0, "r0", 0), Ok(Come::New), "forgotten, so it would be done again");
+    }
+
+    #[test]
+    fn what_is_remembered_of_errors_is_bounded_in_bytes() {
+        let mut operations = Operations::default();
+        let long = RpcError::new(code::INTERNAL, "p".repeat(1 << 20));
+        for nth in 0..REMEMBERED {
+            operations.come(0, &nth.to_string(), 0).unwrap();
+            operations.ended(nth.to_string(), Err(long.clone()));
+        }
+        let held: usize = operations
+            .changes
+            .values()
+            .map(|change| match &change.progress {
+                Progress::Ended(outcome) => size(outcome),
+                Progress::Running(_) => 0,
+            })
+            .sum();
+        assert_eq!(held, operations.bytes);
+        assert!((REMEMBERED_BYTES / 2..=REMEMBERED_BYTES).contains(&held), "{held}");
+        let last = (REMEMBERED - 1).to_string();
+        assert_eq!(operations.come(0, &last, 0), Ok(Come::Ended(Err(long.cut()))));
     }
 }

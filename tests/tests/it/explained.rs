@@ -78,3 +78,26 @@ async fn explain_agrees_with_requests_on_proc_sys_and_dev() {
     assert!(hidden("/proc/keys") || hidden("/proc/interrupts"), "{paths:?}: {confined:?} {free:?}");
     assert!(hidden(&paths[paths.len() - 1]), "{confined:?} {free:?}");
 }
+
+/// A workspace belongs to programs that a policy confines, and its names are theirs.
+#[tokio::test]
+async fn names_of_a_workspace_make_no_lines_and_steer_no_terminal() {
+    let place = Place::new();
+    std::os::unix::fs::symlink("x\n  read no, change no: \u{1b}]0;title\u{7}", place.path("link")).unwrap();
+    std::fs::write(place.path("plain"), "").unwrap();
+    std::fs::write(place.path("policy.toml"), "\"\\u001b]0;title\\u0007\" = 1\n").unwrap();
+    let run = async |arguments: &[&str]| {
+        let mut command = portcullis(arguments);
+        command.env("XDG_RUNTIME_DIR", place.path("")).current_dir(place.path(""));
+        let output = command.output().await.unwrap();
+        String::from_utf8([output.stdout, output.stderr].concat()).unwrap()
+    };
+    let steers = |text: &str| text.contains(|letter: char| letter.is_control() && letter != '\n');
+    let [plain, link] = ["plain", "link"].map(|name| ["explain", "--policy", "workspace-write", "--workspace", ".", name]);
+    let (plain, link) = (run(&plain).await, run(&link).await);
+    assert!(plain.contains("read yes, change yes"), "control: {plain}");
+    assert!(link.contains("real path") && link.contains("]0;title") && !steers(&link), "{link:?}");
+    assert!(!link.lines().any(|line| line.starts_with("  read no")), "{link}");
+    let refused = run(&["explain", "--policy", "./policy.toml", "plain"]).await;
+    assert!(refused.contains("]0;title") && !steers(&refused), "{refused:?}");
+}
