@@ -119,7 +119,6 @@ mod tests {
     use super::*;
     use rustix::fs::inotify::{CreateFlags, WatchFlags, add_watch, init};
 
-    #[expect(clippy::disallowed_types, reason = "the test's own files")]
     #[tokio::test]
     async fn many_other_names_are_read_in_turns_and_none_is_lost() {
         let place = tempfile::tempdir().unwrap();
