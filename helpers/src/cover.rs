@@ -33,6 +33,9 @@ const EVERY: Duration = Duration::from_millis(200);
 /// Bound of the events that one check reads: a quarter of what the kernel queues by default, and some milliseconds of work.
 const MOST_EVENTS: usize = 4096;
 
+/// Bound of the first looks at all covers, while their directories change.
+const MOST_LOOKS: usize = 8;
+
 /// What must stay as it is.
 #[derive(Debug, Default)]
 pub(crate) struct Covers {
@@ -118,7 +121,10 @@ impl Covers {
     }
 
     fn begin(covered: &[Cover], awaited: &[PathBuf], whose: Whose) -> Self {
-        let covered = covered.iter().map(|cover| Held { path: cover.path.clone(), mount: Some(cover.mount), may_go: false });
+        // Of two covers of one path, the later one lies on the other.
+        let seen: HashMap<&Path, u64> = covered.iter().map(|cover| (cover.path.as_path(), cover.mount)).collect();
+        let covered = covered.iter().filter(|cover| seen.get(cover.path.as_path()) == Some(&cover.mount));
+        let covered = covered.map(|cover| Held { path: cover.path.clone(), mount: Some(cover.mount), may_go: false });
         let awaited = awaited.iter().map(|path| Held { path: path.clone(), mount: None, may_go: false });
         let mut covers = Self { all: covered.chain(awaited).collect(), whose, is_new: true, ..Self::default() };
         if !covers.all.is_empty() {
@@ -206,9 +212,7 @@ impl Covers {
             self.next = Some(Instant::now() + EVERY);
         }
         if std::mem::take(&mut self.is_new) {
-            // They were watched before. A process's are told of; two of them may cover one path, of which the upper one is seen.
-            let is_due = |held: &&Held| self.whose == Whose::Files || held.mount.is_none();
-            return self.all.iter().filter(is_due).find(|held| self.is_lost(held)).map(|held| held.path.clone());
+            return self.look_first();
         }
         let mut known = Known::new();
         for nth in suspects {
@@ -227,13 +231,34 @@ impl Covers {
         None
     }
 
+    /// Looks at all of them. They were mounted before they were watched, and a move between the two is reported by nothing. A directory
+    /// may have been another one while it was watched: if anything is reported meanwhile, all are watched and looked at again.
+    fn look_first(&mut self) -> Option<PathBuf> {
+        for _look in 0..MOST_LOOKS {
+            let gone = (0..self.all.len()).filter(|nth| self.let_go(*nth)).count();
+            if let Some(lost) = self.all.iter().find(|held| self.is_lost(held)) {
+                return Some(lost.path.clone());
+            }
+            if self.told_of().is_empty() && gone == 0 {
+                return None;
+            }
+            let mut known = Known::new();
+            (0..self.all.len()).for_each(|nth| self.arm(nth, &mut known));
+        }
+        // It goes on: they are looked at by the clock too.
+        self.untold = (0..self.all.len()).collect();
+        None
+    }
+
     /// Awaits a denied name from here on, if it is gone.
-    fn let_go(&mut self, nth: usize) {
+    fn let_go(&mut self, nth: usize) -> bool {
         if let Some(held) = self.all.get_mut(nth).filter(|held| held.may_go && held.mount.is_some())
             && matches!(mount_of(&held.path), Err(Errno::NOENT | Errno::NOTDIR))
         {
             held.mount = None;
+            return true;
         }
+        false
     }
 
     fn is_lost(&self, held: &Held) -> bool {
@@ -342,6 +367,20 @@ mod tests {
             let cover = Cover { path: path.clone(), mount };
             assert_eq!(Covers::watch_ways(&[cover], &[]).lost(), expect);
         }
+    }
+
+    #[test]
+    fn the_first_look_of_a_process_compares_every_cover() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().canonicalize().unwrap();
+        let mount = mount_of(&path).unwrap();
+        let cover = |mount| Cover { path: path.clone(), mount };
+        // What was moved before it was watched is reported by nothing; of two covers of a path the later one is seen.
+        let lost = |covered: &[Cover]| Covers::watch(covered, &[], &[]).lost();
+        assert_eq!(lost(&[cover(mount)]), None, "the control");
+        assert_eq!(lost(&[cover(mount + 1_000_000)]), Some(path.clone()));
+        assert_eq!(lost(&[cover(mount + 1_000_000), cover(mount)]), None);
+        assert_eq!(lost(&[cover(mount), cover(mount + 1_000_000)]), Some(path.clone()));
     }
 
     #[test]

@@ -146,9 +146,6 @@ impl Keeper {
     pub(crate) fn serve(mut self, tether: BorrowedFd<'_>) {
         loop {
             let ready = self.wait(tether);
-            if !ready.told.is_empty() {
-                self.told = self.told.take(ready.told);
-            }
             match if ready.tether { self.obey(tether) } else { Obeyed::All } {
                 Obeyed::All => {}
                 Obeyed::End => {
@@ -172,6 +169,10 @@ impl Keeper {
                     path.display()
                 );
                 return self.tell_end(tether, ExitStatus::Signal(libc::SIGKILL), Some(failure), true);
+            }
+            // After the covers: a process decides what this costs.
+            if !ready.told.is_empty() {
+                self.told = self.told.take(ready.told);
             }
             if ready.signals {
                 let (ended, is_alone) = self.reap();

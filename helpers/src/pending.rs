@@ -6,6 +6,10 @@ use portcullis_protocol::limit::{LimitInForce, TreeEnd};
 use rustix::io::Errno;
 use rustix::process::Pid;
 use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+/// How long a launch may take. The gateway gives up before; this holds whatever it does.
+const DEADLINE: Duration = Duration::from_secs(90);
 
 /// A launcher that has not reached `execve`.
 #[derive(Debug)]
@@ -23,12 +27,26 @@ pub(crate) struct Launch {
     pub(crate) failure: Option<StepFailed>,
     /// Nothing more comes from the pipe.
     pub(crate) ended: bool,
+    /// When it is ended if it has not concluded; none once it is.
+    pub(crate) until: Option<Instant>,
 }
 
 impl Launch {
     pub(crate) fn new(id: u64, pid: Pid, pipe: OwnedFd, limits: Vec<LimitInForce>, tree: TreeEnd) -> Self {
         let reports = Deframer::default();
-        Self { id, pid, pipe, reports, enforced: None, shared_uid: None, limits, tree, failure: None, ended: false }
+        Self {
+            id,
+            pid,
+            pipe,
+            reports,
+            enforced: None,
+            shared_uid: None,
+            limits,
+            tree,
+            failure: None,
+            ended: false,
+            until: Some(Instant::now() + DEADLINE),
+        }
     }
 
     /// Takes what the launcher has reported so far.

@@ -145,6 +145,7 @@ impl Spawner {
 
     fn serve(&mut self) -> Result<(), End> {
         loop {
+            self.end_late_launches();
             let is_behind = self.inlet.has_frame();
             // Making a spare would compete with a running start for mount locks and a processor.
             let for_spare = self.spares.patience().filter(|_| self.launches.is_empty());
@@ -306,6 +307,18 @@ impl Spawner {
             tether.end(pid);
         } else {
             tether.signal(signal);
+        }
+    }
+
+    /// Ends launches that take too long. The ends of their keepers conclude them.
+    fn end_late_launches(&mut self) {
+        let now = Instant::now();
+        for launch in self.launches.iter_mut().filter(|launch| launch.until.is_some_and(|until| until <= now)) {
+            launch.until = None;
+            if let Some(tether) = self.tethers.get(&launch.pid) {
+                complain(format_args!("a process did not start in time; its start is ended"));
+                tether.end(launch.pid);
+            }
         }
     }
 

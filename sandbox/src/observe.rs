@@ -15,11 +15,11 @@ use crate::sys::{self, Notification};
 use directory::ChangeOfMode;
 use portcullis_protocol::denial::{Denial, Denials, Layer, SuggestedEntry, Wanted};
 use portcullis_protocol::path::AbsolutePath;
-use rustix::fs::{AtFlags, CWD, statat};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, openat2, readlinkat, statat};
 use rustix::io::Errno;
 use seccompiler::sock_filter;
 use std::ffi::{OsStr, c_long};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
@@ -218,7 +218,7 @@ impl Observer {
         let first = named(call.path).and_then(resolved).filter(|(_, real)| would_try(notification, call, real));
         let follow_last = |(named, real): (PathBuf, PathBuf)| {
             // Where the last name is a link, an open goes on to where it leads.
-            let real = if call.what == What::Opens { std::fs::canonicalize(&real).unwrap_or(real) } else { real };
+            let real = if call.what == What::Opens { real_path(&real).unwrap_or(real) } else { real };
             (named, real)
         };
         first.map(follow_last).into_iter().chain(target).collect()
@@ -288,11 +288,20 @@ fn path(notification: &Notification, (nth, directory): (u8, Option<u8>), own_pro
 /// With the links on its way followed, but for its last name.
 fn resolved(named: PathBuf) -> Option<(PathBuf, PathBuf)> {
     let real = match (named.parent(), named.file_name()) {
-        (Some(parent), Some(name)) => std::fs::canonicalize(parent).ok()?.join(name),
+        (Some(parent), Some(name)) => real_path(parent)?.join(name),
         // It ends in `..` or is the root.
-        _ => std::fs::canonicalize(&named).ok()?,
+        _ => real_path(&named)?,
     };
     Some((named, real))
+}
+
+/// The real path of something that exists. The kernel follows its links, in one call: by name, each link of a deep path would cost a walk
+/// of the whole path, and a process could keep init from the covers for as long as it likes.
+fn real_path(path: &Path) -> Option<PathBuf> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let opened = openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_MAGICLINKS).ok()?;
+    let link = readlinkat(CWD, format!("/proc/self/fd/{}", opened.as_raw_fd()), Vec::new()).ok()?;
+    Some(PathBuf::from(OsStr::from_bytes(link.as_bytes())))
 }
 
 fn argument(notification: &Notification, nth: u8) -> Option<u64> {

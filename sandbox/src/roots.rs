@@ -20,6 +20,9 @@ use std::path::{Path, PathBuf};
 /// Bound of the links that are followed in one path, the kernel's own.
 const MAX_LINKS: usize = 40;
 
+/// Bound of the names that are looked at for one path: more than the longest path has. Links that multiply them are refused.
+const MAX_NAMES: usize = 8192;
+
 /// Bound of the tries to open a path whose links change under us. Whoever can change them that fast can deny the service in
 /// simpler ways, so that the failure costs nobody anything.
 const MAX_TRIES: usize = 16;
@@ -324,6 +327,7 @@ pub(crate) fn follow_shown(named: &Path, mut is_shown: impl FnMut(&Path) -> bool
     let mut followed = Followed { path: PathBuf::from("/"), links: Vec::new(), exists: true, is_link: false, is_hidden: false };
     // Names that came out of links stand before those that the path itself still has.
     let mut own_names = rest.len();
+    let mut looks = 0;
     while let Some(name) = rest.pop_front() {
         let is_own_last = rest.is_empty() && own_names == 1;
         own_names = own_names.min(rest.len());
@@ -347,6 +351,10 @@ pub(crate) fn follow_shown(named: &Path, mut is_shown: impl FnMut(&Path) -> bool
         if matches!(kernel_files::hidden(&followed.path), Some(Hidden::Process(_))) {
             followed.exists = false;
             continue;
+        }
+        looks += 1;
+        if looks > MAX_NAMES {
+            return Err(Errno::LOOP);
         }
         match rustix::fs::readlinkat(CWD, &followed.path, Vec::new()) {
             // It exists and is no link.

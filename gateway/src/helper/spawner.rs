@@ -24,14 +24,20 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream as StdStream;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 
 /// Requests in line; each holds up to three descriptors.
 const QUEUE: usize = 64;
+
+/// How long the end of a start that was killed is waited for: a process in a file system that hangs does not end.
+const KILL_PATIENCE: Duration = Duration::from_secs(5);
 
 /// SIGKILL, by its number on every Linux.
 pub(crate) const KILL: i32 = 9;
@@ -252,15 +258,38 @@ impl Spawner {
         Ok(WorkerChild { id, own_view, requests, control, ended: receiver })
     }
 
-    /// Starts a process and waits until it runs. Dropping the future kills what may have been started.
+    /// Starts a process and waits until it runs, or is known not to. Dropping the future kills what may have been started.
+    ///
+    /// A start that takes longer than `most` is killed; its end is waited for, for a while, so that what lives is counted.
+    pub(crate) async fn process_within(&self, most: Duration, launch: Launch) -> Result<Child, LaunchError> {
+        let id = self.id();
+        let mut start = pin!(self.process_as(id, launch));
+        if let Ok(started) = timeout(most, start.as_mut()).await {
+            return started;
+        }
+        let killed = async {
+            // With the spawner everything ends.
+            let _spawner_ended = self.signal(id, KILL).await;
+            drop(start.await);
+        };
+        let _not_dead_yet = timeout(KILL_PATIENCE, killed).await;
+        Err(LaunchError::Lost(format!("the process did not start within {} s and is killed if it does", most.as_secs_f64())))
+    }
+
+    /// Starts a process and waits until it runs.
+    #[cfg(test)]
     pub(crate) async fn process(&self, launch: Launch) -> Result<Child, LaunchError> {
+        self.process_as(self.id(), launch).await
+    }
+
+    async fn process_as(&self, id: u64, launch: Launch) -> Result<Child, LaunchError> {
         let lost = |error: SpawnerError| LaunchError::Lost(error.to_string());
         if launch.may_dial {
             // Before it runs, and so before it can dial.
             self.has_dialers.store(true, Ordering::SeqCst);
         }
         let (reply, answer) = oneshot::channel();
-        let ask = Ask::Process { id: self.id(), launch: Box::new(launch), reply };
+        let ask = Ask::Process { id, launch: Box::new(launch), reply };
         self.ask(ask).await.map_err(lost)?;
         answer.await.unwrap_or_else(|_| Err(lost(SpawnerError::Ended)))
     }

@@ -43,6 +43,9 @@ impl Spawner {
             // After its end the pipe would stay readable forever. Then only the exit of the launcher is awaited.
             PollFd::new(&launch.pipe, if launch.ended { PollFlags::empty() } else { read })
         }));
+        let late = self.launches.iter().filter_map(|launch| launch.until).min();
+        let late = late.map(|at| at.saturating_duration_since(Instant::now()));
+        let until = until.into_iter().chain(late).min();
         loop {
             let until = until.or_else(|| self.spares.deadline().map(|at| at.saturating_duration_since(Instant::now())));
             match poll(&mut polled, until.and_then(|until| Timespec::try_from(until).ok()).as_ref()) {

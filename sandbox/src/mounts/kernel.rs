@@ -147,6 +147,8 @@ impl Builder<'_> {
         if geteuid().is_root() && spots.get(Path::new("/")).is_some_and(|spot| spot.verdict.is_granted()) {
             let root = tree::open(Path::new("/"))?;
             mask_all(root.as_fd(), Path::new("/"), &ROOTS_MASKED, |mask| self.mask(mask))?;
+            // A mask lies on a cover of the policy there, and below a mask no cover is seen. Files of the kernel are not moved.
+            self.covered.retain(|cover| !ROOTS_MASKED.iter().any(|name| cover.path.starts_with(Path::new("/").join(name))));
         }
         Ok(())
     }

@@ -2,9 +2,9 @@
 
 use super::{Child, Ended, KILL, Launch, LaunchError, Never, SpawnerError, Stdio, WorkerEnd};
 use crate::helper::socket::{FrameReceiver, FrameSender, SocketError};
-use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt, StreamExt};
 use portcullis_protocol::helper::{
     ExitStatus, Frame, FrameError, HEADER, SpawnerEvent, SpawnerRequest, Step, StepFailed, decode, encode,
 };
@@ -59,7 +59,8 @@ pub(super) struct Task {
     starting: HashMap<u64, StartReply>,
     running: HashMap<u64, oneshot::Sender<Ended>>,
     workers: HashMap<u64, oneshot::Sender<WorkerEnd>>,
-    /// One a running process: ends when the process does, or names it when its owner went away.
+    /// One for each process that starts, and one for each that runs: ends with the start or the process, or names it when its owner
+    /// went away.
     leashes: FuturesUnordered<BoxFuture<'static, Option<u64>>>,
     has_served: bool,
 }
@@ -85,6 +86,8 @@ impl Task {
         for (_id, reply) in self.starting.drain() {
             let _caller_gone = reply.send(Err(LaunchError::Lost(format!("the spawner has ended: {reason}"))));
         }
+        // The leashes pass these answers on.
+        while let Some(Some(_passed_on)) = self.leashes.next().now_or_never() {}
         let has_served = self.has_served;
         end.map_or_else(|reason| End::Died { reason, has_served }, |()| End::Stopped)
     }
@@ -139,7 +142,12 @@ impl Task {
             (Ask::Worker { ended, .. }, Err(SendError::Untouched(failed))) => {
                 let _owner_gone = ended.send(WorkerEnd::NotStarted(failed.to_string()));
             }
-            (Ask::Process { id, reply, .. }, Ok(())) => drop(self.starting.insert(id, reply)),
+            (Ask::Process { id, reply, .. }, Ok(())) => {
+                // A caller that goes away while the process starts has it killed, as an owner has later.
+                let (answer, answered) = oneshot::channel();
+                self.starting.insert(id, answer);
+                self.leashes.push(Box::pin(leash(id, answered, reply)));
+            }
             (Ask::Process { reply, .. }, Err(SendError::Untouched(failed))) => {
                 let _caller_gone = reply.send(Err(LaunchError::Failed(failed)));
             }
@@ -225,7 +233,7 @@ impl Task {
 }
 
 /// Passes the end on, or names the process if its owner went away first.
-async fn leash(id: u64, ended: oneshot::Receiver<Ended>, mut exit: oneshot::Sender<Ended>) -> Option<u64> {
+async fn leash<T>(id: u64, ended: oneshot::Receiver<T>, mut exit: oneshot::Sender<T>) -> Option<u64> {
     tokio::select! {
         biased;
         ended = ended => {
@@ -346,6 +354,8 @@ mod tests {
         let id = start_id(&mut receiver).await;
         starting.abort();
         assert!(starting.await.unwrap_err().is_cancelled());
+        // While it starts, and again if it runs all the same.
+        is_kill(fake::hear(&mut receiver).await, id);
         fake::say(&mut sender, &started(id)).await;
         is_kill(fake::hear(&mut receiver).await, id);
     }

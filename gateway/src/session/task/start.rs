@@ -18,7 +18,7 @@ use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::OwnedSemaphorePermit;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 /// How long a start may take. A working directory on a file system that hangs would hold up the session's queue for ever.
 const START_DEADLINE: Duration = Duration::from_secs(60);
@@ -105,17 +105,16 @@ impl Task {
 
 /// Starts a process in its turn. The bounds of the process are bounds of its start too.
 async fn begin(spawner: &Spawner, launch: Launch, turn: Turn, bound: Option<Duration>) -> Result<Child, LaunchError> {
-    let start = async {
-        turn.wait().await;
-        let started = timeout(START_DEADLINE, spawner.process(launch)).await;
-        // Its turn ends when it runs, or never will.
-        drop(turn);
-        started.unwrap_or_else(|_| Err(late(START_DEADLINE)))
-    };
+    let since = Instant::now();
     match bound {
-        Some(bound) => timeout(bound, start).await.unwrap_or_else(|_| Err(late(bound))),
-        None => start.await,
+        Some(bound) => timeout(bound, turn.wait()).await.map_err(|_| late(bound))?,
+        None => turn.wait().await,
     }
+    let left = bound.map_or(START_DEADLINE, |bound| bound.saturating_sub(since.elapsed()).min(START_DEADLINE));
+    let started = spawner.process_within(left, launch).await;
+    // Its turn ends when it runs, or never will.
+    drop(turn);
+    started
 }
 
 fn late(bound: Duration) -> LaunchError {
