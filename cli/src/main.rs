@@ -53,7 +53,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// A line without control characters: a program, a file's name or another server chose a part of it, and it is no order to this terminal.
+/// A line without control characters: a program, a file name or another server chose a part of it, which must not steer this terminal.
 fn plain(line: &str) -> String {
     line.replace(char::is_control, "\u{fffd}")
 }

@@ -336,7 +336,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_that_the_system_refuses_for_its_length_is_refused_without_it() {
+    fn a_path_that_is_too_long_is_refused_and_not_repeated() {
         let path = |length: usize| WirePath::parse(&format!("/{}", "p".repeat(length - 1))).unwrap();
         assert_eq!(local(&path(MAX_PATH_LENGTH)).unwrap().len(), MAX_PATH_LENGTH, "control: the longest that it takes");
         let refused = local(&path(14 << 20)).unwrap_err();

@@ -8,7 +8,7 @@ use rustix::process::Pid;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-/// How long a launch may take. The gateway gives up before; this holds whatever it does.
+/// How long a launch may take. The gateway gives up earlier; this holds if it does not.
 const DEADLINE: Duration = Duration::from_secs(90);
 
 /// A launcher that has not reached `execve`.

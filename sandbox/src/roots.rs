@@ -160,7 +160,11 @@ impl Roots {
     fn refuse_own_places(&self, grants: &Grants) -> Result<(), EnforceError> {
         for (place, most) in &grants.own_places {
             let fail = |errno: Errno| EnforceError::Root { path: place.clone(), errno: errno.raw_os_error() };
-            let real = follow(place.as_path()).map_err(fail)?.path;
+            // A hidden place has an entry of its own, a kept one only where it would be writable.
+            let real = match self.resolved.get(place).and_then(Resolved::path) {
+                Some(real) => real.to_owned(),
+                None => follow(place.as_path()).map_err(fail)?.path,
+            };
             // The entry for the place itself holds where a longer path does not decide.
             let is_kept = grants.entries.iter().any(|grant| grant.path == *place);
             let gives_more = |grant: &&Grant| match (most, grant.access) {

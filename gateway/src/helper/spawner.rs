@@ -260,12 +260,13 @@ impl Spawner {
 
     /// Starts a process and waits until it runs, or is known not to. Dropping the future kills what may have been started.
     ///
-    /// A start that takes longer than `most` is killed; its end is waited for, for a while, so that what lives is counted.
-    pub(crate) async fn process_within(&self, most: Duration, launch: Launch) -> Result<Child, LaunchError> {
+    /// A start that takes longer than `most` is killed, and the answer is `None`; its end is waited for, for a while, so that it is
+    /// counted as long as it lives.
+    pub(crate) async fn process_within(&self, most: Duration, launch: Launch) -> Option<Result<Child, LaunchError>> {
         let id = self.id();
         let mut start = pin!(self.process_as(id, launch));
         if let Ok(started) = timeout(most, start.as_mut()).await {
-            return started;
+            return Some(started);
         }
         let killed = async {
             // With the spawner everything ends.
@@ -273,7 +274,7 @@ impl Spawner {
             drop(start.await);
         };
         let _not_dead_yet = timeout(KILL_PATIENCE, killed).await;
-        Err(LaunchError::Lost(format!("the process did not start within {} s and is killed if it does", most.as_secs_f64())))
+        None
     }
 
     /// Starts a process and waits until it runs.

@@ -1,5 +1,5 @@
-//! Look-ups of names, of which so many run at a time. The system's look-up takes a thread until it ends, whatever becomes of its
-//! caller, and threads are shared with all who wait for disks.
+//! Look-ups of names, with a bound of those that run at a time. The system's look-up takes a thread until it ends, also after its
+//! caller has gone, and the threads are shared with calls that wait for disks.
 
 use std::io;
 use std::net::{IpAddr, ToSocketAddrs as _};
@@ -57,7 +57,7 @@ mod tests {
     #[tokio::test]
     async fn look_ups_whose_callers_have_gone_leave_threads_for_others() {
         let look_ups = LookUps::new();
-        // All that may run have begun, and end when this test says so.
+        // All that may run have begun, and end when this test lets them.
         let (begun, end) = (Arc::new(Barrier::new(RUNNING + 1)), Arc::new(Barrier::new(RUNNING + 1)));
         for _ in 0..RUNNING {
             let (begun, end) = (Arc::clone(&begun), Arc::clone(&end));

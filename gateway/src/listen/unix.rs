@@ -78,7 +78,8 @@ fn stream(flags: SocketFlags) -> rustix::io::Result<OwnedFd> {
     rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
 }
 
-/// Nobody else makes or removes a server's socket in this directory while the answer lives. None: the lock stays taken.
+/// Locks the directory: no other server makes or removes a socket in it while the answer lives. `None` if another process keeps the
+/// lock.
 fn lock(directory: &Path, patience: Duration) -> rustix::io::Result<Option<OwnedFd>> {
     let directory = rustix::fs::open(directory, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     let until = Instant::now() + patience;
@@ -157,7 +158,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_makes_a_socket_holds_the_directory_and_a_stranger_with_its_lock_stops_no_server() {
+    async fn a_lock_of_a_stranger_on_the_directory_stops_no_server() {
         let place = tempfile::tempdir().unwrap();
         let path = place.path().join("s");
         let held = lock(place.path(), Duration::ZERO).unwrap();

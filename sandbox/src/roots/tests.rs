@@ -238,6 +238,21 @@ fn no_entry_leads_through_a_link_to_the_servers_own_places() {
 }
 
 #[test]
+fn names_that_links_multiply_have_a_bound() {
+    let directory = tempfile::tempdir().unwrap();
+    let top = directory.path().canonicalize().unwrap();
+    fs::create_dir(top.join("a")).unwrap();
+    // Each link leads to the one before it, through 700 more names that are looked at.
+    symlink("a", top.join("l0")).unwrap();
+    for nth in 1..=20 {
+        symlink(format!("{}l{}", "a/../".repeat(700), nth - 1), top.join(format!("l{nth}"))).unwrap();
+    }
+    let followed = follow(&top.join("l3")).unwrap();
+    assert_eq!((followed.path, followed.exists), (top.join("a"), true), "the control");
+    assert_eq!(follow(&top.join("l20")), Err(Errno::LOOP));
+}
+
+#[test]
 fn roots_know_what_they_opened() {
     let directory = tempfile::tempdir().unwrap();
     let top = directory.path().canonicalize().unwrap();

@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_request_that_a_dead_helper_did_not_get_is_sent_to_the_next_once() {
+    async fn a_request_that_a_dead_helper_did_not_get_is_sent_once_more() {
         let (asks, mut queue) = mpsc::channel(1);
         let (_running, mut stopped) = oneshot::channel();
         let (reply, mut answer) = oneshot::channel();

@@ -114,7 +114,7 @@ async fn begin(spawner: &Spawner, launch: Launch, turn: Turn, bound: Option<Dura
     let started = spawner.process_within(left, launch).await;
     // Its turn ends when it runs, or never will.
     drop(turn);
-    started
+    started.unwrap_or_else(|| Err(late(bound.map_or(START_DEADLINE, |bound| bound.min(START_DEADLINE)))))
 }
 
 fn late(bound: Duration) -> LaunchError {
