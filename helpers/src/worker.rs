@@ -37,10 +37,10 @@ pub(crate) fn run(requests: OwnedFd, control: OwnedFd) -> ExitCode {
             }
             (requests, view, concurrency)
         }
+        // The answer goes to the client. It names paths of the request, which the log does not.
         Err(failure) => {
-            complain(format_args!("worker: {failure}"));
-            let _gone = answer(&control, &WorkerAnswer::Failed(failure));
-            return ExitCode::FAILURE;
+            let is_told = answer(&control, &WorkerAnswer::Failed(failure)).is_ok();
+            return if is_told { ExitCode::SUCCESS } else { ExitCode::FAILURE };
         }
     };
     drop(control);

@@ -32,6 +32,14 @@ async fn log_of_a_session(level: &str, format: &str) -> (String, String) {
     let sandbox = json!({"type": "read-only"});
     let denied = json!({"path": place.uri("mark-name"), "dataBase64": "", "sandbox": sandbox});
     client.refused("fs/writeFile", denied).await;
+    // A policy that a worker refuses, since its writable root is a link.
+    place.link("mark-link", "mark-name");
+    let entry = json!({"path": {"type": "path", "path": place.uri("mark-link")}, "access": "write"});
+    let permissions =
+        json!({"type": "managed", "network": "restricted", "file_system": {"type": "restricted", "entries": [entry]}});
+    let sandbox = json!({"permissions": permissions, "windowsSandboxLevel": "disabled"});
+    let refusal = client.refused("fs/readFile", json!({"path": place.uri("mark-name"), "sandbox": sandbox})).await;
+    assert!(refusal.message.contains("it is a symbolic link"), "{refusal:?}");
     client.cut();
     let mut again = Client::resume_with_token(&server.url, "mark-token-0123456789", &session).await;
     again.ok("process/list", json!(null)).await;
