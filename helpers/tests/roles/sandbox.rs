@@ -11,9 +11,10 @@ use portcullis_protocol::path::Bytes;
 use portcullis_sandbox::policy::{Access, DenyGlob, Files, Network, Policy};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
 use std::io::{BufRead, BufReader, Read};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 pub(crate) const TESTS: &[Test] = &[
@@ -226,6 +227,8 @@ fn a_busy_init_checks_covers_that_nothing_reports() {
         stdout.read_to_string(&mut text).unwrap();
         assert_eq!(text.ends_with("over\n"), !is_denied, "the control goes on to its end: {text}");
         spawner.close();
+        // Its user could not remove it otherwise.
+        fs::set_permissions(&directory, Permissions::from_mode(0o755)).unwrap();
     }
 }
 

@@ -12,7 +12,7 @@ pub(super) fn a_place_that_its_owner_could_open_again_is_refused() {
     let locked = place.workspace.join("locked");
     fs::create_dir(&locked).unwrap();
     fs::write(locked.join("secret"), "content").unwrap();
-    fs::set_permissions(&locked, fs::Permissions::from_mode(0o000)).unwrap();
+    fs::set_permissions(&locked, Permissions::from_mode(0o000)).unwrap();
     let secret = locked.join("secret");
     let denying = policy(&[(Path::new("/"), Access::Read), (&place.workspace, Access::Write), (&secret, Access::Deny)]);
     let open = place.in_workspace("chmod 700 locked && cat locked/secret");
